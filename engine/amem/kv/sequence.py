@@ -1,0 +1,398 @@
+"""The attention state of one sequence in memory, and its plain form: named numpy buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from amem.kv.attention import LayerView, Stretch
+from amem.kv.codec import GROUP, Codec, Shape
+from amem.kv.pool import Allocation, Pool
+from amem.kv.run import BLOCK_GROUPS, Lane, Piece
+from amem.model.spec import LayerGroup, ModelCacheSpec
+
+Buffer = npt.NDArray[Any]
+Buffers = Mapping[str, Buffer]
+Exact = tuple[mx.array, mx.array]
+
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def to_numpy(array: mx.array) -> Buffer:
+    """The bits of an array; bfloat16, which numpy lacks, as uint16."""
+    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=True)
+
+
+def to_mlx(buffer: Buffer, dtype: mx.Dtype) -> mx.array:
+    """Undo `to_numpy`."""
+    array = mx.array(buffer)
+    return array.view(mx.bfloat16) if dtype == mx.bfloat16 else array
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """How a model's K/V are stored: its cache spec and a codec. All sequences of an engine share one."""
+
+    spec: ModelCacheSpec
+    codec: Codec
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Of open groups: the model's compute dtype."""
+        return _DTYPES[self.spec.dtype]
+
+    def slots(self) -> dict[int, tuple[int, int]]:
+        """Cache slot -> (lane, layer within the lane)."""
+        return {
+            slot: (lane, layer)
+            for lane, group in enumerate(self.spec.groups)
+            for layer, slot in enumerate(group.layers)
+        }
+
+    def exact_nbytes(self, n_tokens: int) -> int:
+        """Bytes of this many tokens in the compute dtype, all attention layers."""
+        per_token = sum(
+            len(group.layers) * group.n_kv_heads * (group.k_dim + group.v_dim) for group in self.spec.groups
+        )
+        return n_tokens * per_token * self.dtype.size
+
+    @property
+    def open_nbytes(self) -> int:
+        """Bytes that a sequence takes beside its runs: its open group and the one before it, first tokens, state."""
+        state = sum(layer.state_nbytes for layer in self.spec.recurrent)
+        return self.exact_nbytes(2 * GROUP + self.codec.n_exact) + state
+
+
+@dataclass
+class _OpenLayer:
+    """The exact groups of one layer."""
+
+    exact: Exact | None = None  #: K, V [H, n, D] of the open group, 1..64 tokens
+    before: Exact | None = None  #: of the group before it, while the turn may still be cut back
+    first: Exact | None = None  #: of the first tokens, where the codec keeps them
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A point to which a sequence can be rolled back, as long as nothing that it needs was dropped."""
+
+    n_tokens: int
+    n_open: int
+    groups: tuple[tuple[int, int], ...]  #: (first held, end) of each lane
+    layers: dict[int, _OpenLayer]
+    recurrent: dict[int, list[mx.array | None]]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Stored groups joined for a restore: ``<lane>.<part> [layers, groups, ...]``, from each lane's first held group."""
+
+    parts: Buffers
+    first_groups: tuple[int, ...]
+    n_groups: int
+
+
+class SequenceState:
+    """All layers of one sequence. Not thread-safe: it belongs to the owner thread."""
+
+    def __init__(self, layout: StateLayout, pool: Pool) -> None:
+        self.layout = layout
+        self.n_tokens = 0
+        self._n_open = 0  # tokens in the open group: 0 only when the sequence is empty or a turn has just closed
+        self._pool = pool
+        self.lanes = [
+            Lane(pool, layout.codec, _shape(group), len(group.layers), group.window) for group in layout.spec.groups
+        ]
+        self.recurrent: dict[int, list[mx.array | None]] = {}
+        self._slots = layout.slots()
+        self._pieces: list[list[Piece]] = []
+        self._open = {slot: _OpenLayer() for slot in self._slots}
+        self._fixed: Allocation = pool.allocate(layout.open_nbytes)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory; runs that a fork shares are counted here too."""
+        return self._fixed.nbytes + sum(lane.nbytes for lane in self.lanes)
+
+    def reserve(self, n_tokens: int, chunk: int = 0) -> None:
+        """Make room for a sequence of this many tokens in all, prefilled in chunks of ``chunk``.
+
+        Raises:
+            MemoryBudgetError: the budget does not have it.
+        """
+        for lane in self.lanes:
+            lane.reserve(self._groups_to_reserve(lane, n_tokens, chunk))
+
+    def missing_nbytes(self, n_tokens: int, chunk: int = 0) -> int:
+        """Bytes that `reserve` would allocate."""
+        return sum(lane.missing_nbytes(self._groups_to_reserve(lane, n_tokens, chunk)) for lane in self.lanes)
+
+    def _groups_to_reserve(self, lane: Lane, n_tokens: int, chunk: int) -> int:
+        more = max(0, -(-n_tokens // GROUP) - lane.n_groups)
+        if lane.window is None:
+            return more
+        most = (-(-lane.window // (GROUP * BLOCK_GROUPS)) + 2) * BLOCK_GROUPS + -(-chunk // GROUP)
+        return min(more, max(0, most - lane.n_own_groups))
+
+    def release(self) -> None:
+        """Give all memory back. The sequence cannot be used afterwards."""
+        for lane in self.lanes:
+            lane.release()
+        self._fixed.release()
+        self._open, self.recurrent = {}, {}
+
+    # -- one step of the model -----------------------------------------------------------------------------------
+
+    def begin_step(self, length: int) -> None:
+        """Prepare a step of ``length`` tokens: claim room for the groups that it completes.
+
+        Raises:
+            MemoryBudgetError: no room was reserved and the budget has none.
+        """
+        n_sealed = (self._n_open + length - 1) // GROUP  # the last group stays open, even if it is full
+        for lane in self.lanes:
+            if lane.window is not None:
+                lane.drop_before(self.n_tokens - lane.window + 1)
+        self._pieces = [lane.claim(n_sealed) if n_sealed else [] for lane in self.lanes]
+
+    def append(self, slot: int, k: mx.array, v: mx.array) -> LayerView:
+        """Add a step's K and V ``[H, L, D]`` to one layer; gives what the step's queries see."""
+        lane_index, layer = self._slots[slot]
+        lane, held = self.lanes[lane_index], self._open[slot]
+        open_start = self.n_tokens - self._n_open
+        if held.exact is not None:
+            k = mx.concatenate([held.exact[0], k], axis=1)
+            v = mx.concatenate([held.exact[1], v], axis=1)
+        cut = self._write_groups(lane_index, layer, held, k, v)
+        held.exact = (_copy(k[:, cut:]), _copy(v[:, cut:])) if cut else (k, v)
+        exact_start = self.n_tokens // GROUP * GROUP
+        skip = exact_start - open_start
+        if skip:
+            k, v = k[:, skip:], v[:, skip:]
+        stretches = [
+            Stretch(span.run.parts(layer, 0, span.n_groups), span.start_group * GROUP, span.n_groups * GROUP)
+            for span in lane.spans
+        ]
+        first = held.first if stretches and lane.first_group == 0 else None
+        return LayerView(stretches, first, k, v, exact_start, lane.window)
+
+    def _write_groups(self, lane_index: int, layer: int, held: _OpenLayer, k: mx.array, v: mx.array) -> int:
+        """Quantize the step's complete groups of one layer into their claimed room; the tokens that they take."""
+        pieces = self._pieces[lane_index]
+        cut = sum(piece.count for piece in pieces) * GROUP
+        if not cut:
+            return 0
+        codec = self.layout.codec
+        if codec.n_exact and held.first is None:
+            held.first = (_copy(k[:, : codec.n_exact]), _copy(v[:, : codec.n_exact]))
+        parts = codec.quantize(k[:, :cut], v[:, :cut])
+        for piece in pieces:
+            some = {name: array[piece.first : piece.first + piece.count] for name, array in parts.items()}
+            piece.run.write(layer, piece.at, some)
+        held.before = (_copy(k[:, cut - GROUP : cut]), _copy(v[:, cut - GROUP : cut]))
+        return cut
+
+    def end_step(self, length: int) -> None:
+        """Count the step's tokens. All layers must have been appended to."""
+        self.n_tokens += length
+        self._n_open = (self._n_open + length - 1) % GROUP + 1
+
+    def pending(self) -> list[mx.array]:
+        """Arrays of the last step that are still to be evaluated."""
+        arrays = [array for held in self._open.values() for pair in (held.exact, held.before, held.first) if pair
+                  for array in pair]
+        written = {id(piece.run): piece.run for pieces in self._pieces for piece in pieces}
+        for run in written.values():
+            arrays.extend(run.arrays())
+        arrays.extend(array for state in self.recurrent.values() for array in state if array is not None)
+        return arrays
+
+    # -- ends of turns -------------------------------------------------------------------------------------------
+
+    def close_turn(self) -> None:
+        """Seal a full open group, so that what is kept depends on the number of tokens alone."""
+        if self._n_open == GROUP:
+            self._pieces = [lane.claim(1) for lane in self.lanes]
+            for slot, (lane_index, layer) in self._slots.items():
+                held = self._open[slot]
+                if held.exact is not None:
+                    self._write_groups(lane_index, layer, held, *held.exact)
+                held.exact = None
+            self._n_open = 0
+            mx.eval(self.pending())
+        for held in self._open.values():
+            held.before = None
+
+    def cut(self, n_tokens: int) -> bool:
+        """Forget the tokens from ``n_tokens`` on. False (and nothing changes) where that is not possible.
+
+        Possible back into the group before the open one while its exact form is held; never with recurrent layers.
+        """
+        if n_tokens == self.n_tokens:
+            return True
+        sealed = self.n_tokens - self._n_open
+        if n_tokens > self.n_tokens or self.recurrent:
+            return False
+        if n_tokens < sealed:
+            held = next(iter(self._open.values()), None)
+            if n_tokens < sealed - GROUP or held is None or held.before is None:
+                return False
+            if not all(lane.truncate(sealed // GROUP - 1) for lane in self.lanes):
+                return False
+            for layer in self._open.values():
+                layer.exact, layer.before = layer.before, None
+                if sealed == GROUP:
+                    layer.first = None
+            sealed -= GROUP
+        keep = n_tokens - sealed
+        for layer in self._open.values():
+            if layer.exact is not None:
+                layer.exact = (_copy(layer.exact[0][:, :keep]), _copy(layer.exact[1][:, :keep])) if keep else None
+        self.n_tokens, self._n_open, self._pieces = n_tokens, keep, []
+        mx.eval(self.pending())
+        return True
+
+    def checkpoint(self) -> Checkpoint:
+        """Remember this point; costs nothing, since arrays are never changed in place."""
+        return Checkpoint(
+            self.n_tokens,
+            self._n_open,
+            tuple((lane.first_group, lane.n_groups) for lane in self.lanes),
+            {slot: replace(held) for slot, held in self._open.items()},
+            {slot: list(state) for slot, state in self.recurrent.items()},
+        )
+
+    def rollback(self, to: Checkpoint) -> bool:
+        """Go back to a checkpoint. False where groups that it needs were dropped: then the sequence is of no use."""
+        for lane, (first_group, n_groups) in zip(self.lanes, to.groups, strict=True):
+            if lane.first_group != first_group or not lane.truncate(n_groups):
+                return False
+        self.n_tokens, self._n_open, self._pieces = to.n_tokens, to.n_open, []
+        self._open = {slot: replace(held) for slot, held in to.layers.items()}
+        self.recurrent = {slot: list(state) for slot, state in to.recurrent.items()}
+        return True
+
+    def fork(self) -> SequenceState:
+        """A second sequence at the same point: it reads the same runs and copies nothing.
+
+        Raises:
+            MemoryBudgetError: the budget has no room for another open group.
+        """
+        twin = SequenceState(self.layout, self._pool)
+        twin.lanes = [lane.fork() for lane in self.lanes]
+        twin.n_tokens, twin._n_open = self.n_tokens, self._n_open
+        twin._open = {slot: replace(held) for slot, held in self._open.items()}
+        twin.recurrent = {slot: list(state) for slot, state in self.recurrent.items()}
+        return twin
+
+    # -- plain form ------------------------------------------------------------------------------------------------
+
+    def export_block(self, start_group: int, n_groups: int) -> dict[str, Buffer]:
+        """Stored groups as buffers ``<lane>.<part> [layers, groups, ...]``; the first block has the exact tokens too."""
+        out: dict[str, Buffer] = {}
+        for index, lane in enumerate(self.lanes):
+            for name in lane.codec.part_shapes(lane.shape):
+                layers = [lane.read(layer, name, start_group, n_groups) for layer in range(lane.n_layers)]
+                out[f"{index}.{name}"] = np.stack([to_numpy(array) for array in layers])
+        if start_group == 0:
+            out |= self._export_exact("first", lambda held: held.first)
+        return out
+
+    def export_snapshot(self) -> dict[str, Buffer]:
+        """The open group as ``<lane>.k.open [layers, H, n, D]``, and recurrent state as ``r<slot>.<i>``."""
+        out = self._export_exact("open", lambda held: held.exact)
+        for slot, state in self.recurrent.items():
+            out |= {f"r{slot}.{i}": to_numpy(array) for i, array in enumerate(state) if array is not None}
+        return out
+
+    def _export_exact(self, label: str, pick: Callable[[_OpenLayer], Exact | None]) -> dict[str, Buffer]:
+        out: dict[str, Buffer] = {}
+        for index, group in enumerate(self.layout.spec.groups):
+            pairs = [pair for slot in group.layers if (pair := pick(self._open[slot])) is not None]
+            for i, name in enumerate("kv"):
+                if pairs:
+                    out[f"{index}.{name}.{label}"] = np.stack([to_numpy(pair[i]) for pair in pairs])
+        return out
+
+    def load(self, stored: Assembled, snapshot: Buffers, n_tokens: int) -> None:
+        """Take over restored state; the sequence must be empty.
+
+        Raises:
+            MemoryBudgetError: the budget does not have the room.
+        """
+        dtype = self.layout.dtype
+        for index, (lane, group) in enumerate(zip(self.lanes, self.layout.spec.groups, strict=True)):
+            parts = {name: stored.parts[f"{index}.{name}"] for name in lane.codec.part_shapes(lane.shape)
+                     if f"{index}.{name}" in stored.parts}
+            lane.load(parts, stored.first_groups[index], stored.n_groups)
+            for layer, slot in enumerate(group.layers):
+                held = self._open[slot]
+                held.exact = _pair(snapshot, index, "open", layer, dtype)
+                held.first = _pair(stored.parts, index, "first", layer, dtype)
+        for name, buffer in snapshot.items():
+            if name.startswith("r"):
+                slot, i = (int(x) for x in name[1:].split("."))
+                state = self.recurrent.setdefault(slot, [])
+                state.extend([None] * (i + 1 - len(state)))
+                state[i] = to_mlx(buffer, _state_dtype(buffer, dtype))
+        self.n_tokens, self._n_open = n_tokens, n_tokens - stored.n_groups * GROUP
+        self._pieces = [[Piece(span.run, 0, 0, 0) for span in lane.spans] for lane in self.lanes]
+        mx.eval(self.pending())
+
+
+def assemble(layout: StateLayout, blocks: Sequence[Buffers], n_tokens: int) -> Assembled:
+    """Join stored blocks, cut to ``n_tokens // 64`` groups, into one buffer for each part. No MLX: any thread may call.
+
+    A windowed lane takes only the blocks that its window touches, and needs no buffers of the others.
+    """
+    n_groups = n_tokens // GROUP
+    parts: dict[str, Buffer] = {}
+    first_groups: list[int] = []
+    for index, group in enumerate(layout.spec.groups):
+        first_block = first_block_seen(group, n_tokens)
+        first_groups.append(min(first_block * BLOCK_GROUPS, n_groups))
+        for name in layout.codec.part_shapes(_shape(group)):
+            pieces = [
+                block[f"{index}.{name}"][:, : n_groups - at * BLOCK_GROUPS]
+                for at, block in enumerate(blocks)
+                if at >= first_block and at * BLOCK_GROUPS < n_groups
+            ]
+            if pieces:
+                parts[f"{index}.{name}"] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        if blocks and n_groups:
+            parts |= {key: blocks[0][key] for key in (f"{index}.k.first", f"{index}.v.first") if key in blocks[0]}
+    return Assembled(parts, tuple(first_groups), n_groups)
+
+
+def first_block_seen(group: LayerGroup, n_tokens: int) -> int:
+    """The first block that a query at position ``n_tokens`` can see in these layers."""
+    if group.window is None:
+        return 0
+    return max(0, n_tokens - group.window + 1) // (GROUP * BLOCK_GROUPS)
+
+
+def _pair(buffers: Buffers, lane: int, label: str, layer: int, dtype: mx.Dtype) -> Exact | None:
+    if f"{lane}.k.{label}" not in buffers:
+        return None
+    return tuple(to_mlx(buffers[f"{lane}.{name}.{label}"][layer], dtype) for name in "kv")  # type: ignore[return-value]
+
+
+def _state_dtype(buffer: Buffer, compute: mx.Dtype) -> mx.Dtype:
+    return compute if buffer.dtype == np.uint16 else mx.float32
+
+
+def _copy(x: mx.array) -> mx.array:
+    """A slice that does not keep its source alive."""
+    return mx.contiguous(x)
+
+
+def _shape(group: LayerGroup) -> Shape:
+    return Shape(group.n_kv_heads, group.k_dim, group.v_dim)
