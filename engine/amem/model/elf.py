@@ -58,7 +58,8 @@ def supported() -> bool:
 def call_slots(library: ctypes.CDLL, names: Collection[str]) -> dict[str, int]:
     """Addresses of the slots through which ``library`` calls the functions in ``names``; those it calls."""
     link_map = ctypes.POINTER(_LinkMap)()
-    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(link_map)) != 0:
+    handle = ctypes.c_void_p(library._handle)  # noqa: SLF001  # ctypes has no public name for what dlopen returned
+    if ctypes.CDLL(None).dlinfo(handle, _RTLD_DI_LINKMAP, ctypes.byref(link_map)) != 0:
         return {}
     base = link_map.contents.base
     tags = dict(_dynamic_entries(link_map.contents.dynamic))
