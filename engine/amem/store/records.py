@@ -111,3 +111,36 @@ class Found:
     @property
     def n_tokens(self) -> int:
         return self.n_block_tokens + (self.snapshot.n_open if self.snapshot else 0)
+
+
+@dataclass(frozen=True)
+class AgentEntry:
+    """An agent in a list. It can be read while another process has the agent open."""
+
+    key: str
+    name: str
+    space: str
+    last_used: float  #: seconds since the epoch, by the clock of then
+    nbytes: int  #: of all its files; what forks share is counted for each of them
+    n_turns: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """Bytes that one Store object has written."""
+
+    payload: int  #: block and snapshot files, exact
+    database: int  #: of agents: growth of the log, exact, and its checkpoints, at most
+    transcript: int  #: exact
+
+    @property
+    def total(self) -> int:
+        return self.payload + self.database + self.transcript
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What deleting an agent did."""
+
+    nbytes: int  #: of its files
+    n_shared: int  #: block files that live on, because an agent forked from it (or it was forked from) has them too

@@ -1,0 +1,211 @@
+"""The index across agents: which folder is whose, when it was last used, and its size. No text; rebuilt if lost."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from amem.errors import InputError
+from amem.store import files, names, schema, transcript
+from amem.store.names import Label
+
+INDEX = "index.sqlite3"
+AGENTS = "agents"
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class NameTaken(InputError):
+    """There is an agent of that name."""
+
+
+@dataclass(frozen=True)
+class IndexRow:
+    key: str
+    digest: str
+    used: int
+    last_used: float
+    nbytes: int
+    n_turns: int
+
+
+class Index:
+    """Thread-safe, and shared with other processes. Damage is repaired on the spot, from the agents' folders."""
+
+    def __init__(self, root: Path, reports: list[str]) -> None:
+        self._root = root
+        self._path = root / INDEX
+        self._reports = reports
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._inode = -1
+        with self.using() as connection:
+            self._reconcile(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that no other process can write in. A damaged index is rebuilt first."""
+        with self._lock, files.explained("use the index", self._root):
+            connection = self._sound_connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _sound_connection(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            try:
+                if os.stat(self._path).st_ino == self._inode:
+                    self._connection.execute("SELECT count(used) FROM agents").fetchone()
+                    return self._connection
+            except (FileNotFoundError, sqlite3.DatabaseError) as error:
+                if isinstance(error, sqlite3.DatabaseError) and not _is_damage(error):
+                    raise
+            self.close()
+        with self._alone():
+            fresh = not self._path.exists()
+            try:
+                connection = self._connect()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._reports.append(f"the index was damaged ({error}) and was rebuilt from the agents' folders")
+                for suffix in ("", "-wal", "-shm"):
+                    self._path.with_name(INDEX + suffix).unlink(missing_ok=True)
+                connection, fresh = self._connect(), True
+            self._connection, self._inode = connection, os.stat(self._path).st_ino
+            if fresh:
+                connection.execute("BEGIN IMMEDIATE")
+                self._reconcile(connection)
+                connection.execute("COMMIT")
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = schema.connect(self._path, schema.INDEX, synchronous="NORMAL")
+        try:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                error = sqlite3.DatabaseError(found)
+                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+                raise error
+            connection.execute("SELECT key, digest, used, last_used, nbytes, n_turns FROM agents").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Only one process at a time may replace the index's file."""
+        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # -- the folders are the truth
+
+    def _reconcile(self, connection: sqlite3.Connection) -> None:
+        """Add folders that have no row, and remove rows that have no folder."""
+        folders = {entry.name for entry in os.scandir(self._root / AGENTS) if is_key(entry.name)}
+        rows = {row[0] for row in connection.execute("SELECT key FROM agents")}
+        connection.executemany("DELETE FROM agents WHERE key = ?", [(key,) for key in rows - folders])
+        missing = [self._root / AGENTS / key for key in folders - rows]
+        for folder in sorted(missing, key=lambda folder: folder.stat().st_mtime):
+            label = self._label(folder)
+            n_turns = sum(row["kind"] == "turn" for row in transcript.read(folder)[0])
+            try:
+                _insert(connection, folder.name, label, files.folder_bytes(folder), n_turns, folder.stat().st_mtime)
+            except sqlite3.IntegrityError:
+                self._reports.append(f"two folders hold agent {label.name!r}; {folder} is left aside")
+
+    def _label(self, folder: Path) -> Label:
+        label = names.read_label(folder)
+        if label is not None:
+            return label
+        said = [row for row in transcript.read(folder)[0] if row["kind"] == "agent"]
+        try:
+            label = names.label(said[0]["name"], said[0]["space"])
+        except (IndexError, KeyError, InputError):
+            label = Label(f"recovered-{folder.name[:8]}", "")
+        names.write_label(folder, label)
+        self._reports.append(f"the name of agent {label.name!r} was damaged and was restored")
+        return label
+
+    # -- rows
+
+    def lookup(self, digest: str) -> str | None:
+        with self.using() as connection:
+            row = connection.execute("SELECT key FROM agents WHERE digest = ?", (digest,)).fetchone()
+        return row[0] if row else None
+
+    def rows(self) -> list[IndexRow]:
+        """The least recently used first."""
+        with self.using() as connection:
+            query = "SELECT key, digest, used, last_used, nbytes, n_turns FROM agents ORDER BY used"
+            return [IndexRow(*row) for row in connection.execute(query)]
+
+    def add(self, key: str, label: Label, nbytes: int, n_turns: int, place: Callable[[], None]) -> None:
+        """Add an agent; ``place`` puts its folder there. Raises NameTaken."""
+        with self.using() as connection:
+            try:
+                _insert(connection, key, label, nbytes, n_turns, time.time())
+            except sqlite3.IntegrityError as error:
+                raise NameTaken(f"there is an agent {label.name!r} already; take another name or delete it") from error
+            place()
+
+    def touch(self, key: str, nbytes: int, n_turns: int) -> None:
+        """Note a use of an agent."""
+        with self.using() as connection:
+            query = (
+                "UPDATE agents SET used = (SELECT coalesce(max(used), 0) + 1 FROM agents), last_used = ?, nbytes = ?,"
+                " n_turns = ? WHERE key = ?"
+            )
+            connection.execute(query, (time.time(), nbytes, n_turns, key))
+
+    def resize(self, key: str, nbytes: int) -> None:
+        """Note an agent's new size, which is no use of it."""
+        with self.using() as connection:
+            connection.execute("UPDATE agents SET nbytes = ? WHERE key = ?", (nbytes, key))
+
+    def remove(self, key: str, displace: Callable[[], None]) -> None:
+        """Remove an agent; ``displace`` takes its folder away. Its row leaves the log, too."""
+        with self.using() as connection:
+            connection.execute("DELETE FROM agents WHERE key = ?", (key,))
+            displace()
+        with self._lock, contextlib.suppress(sqlite3.OperationalError):
+            if self._connection is not None:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def is_key(name: str) -> bool:
+    """Whether a folder's name is an agent's key: 32 hex digits."""
+    return len(name) == 32 and set(name) <= set("0123456789abcdef")
+
+
+def _insert(
+    connection: sqlite3.Connection, key: str, label: Label, nbytes: int, n_turns: int, last_used: float
+) -> None:
+    query = "INSERT INTO agents VALUES (?, ?, (SELECT coalesce(max(used), 0) + 1 FROM agents), ?, ?, ?)"
+    connection.execute(query, (key, label.digest, last_used, nbytes, n_turns))
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED

@@ -1,0 +1,68 @@
+"""Names of agents: which are valid, and the small file that keeps one beside the agent's database.
+
+A name never becomes part of a path: the folder is a random key, and ``name.json`` in it says whose it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from amem.errors import InputError, StoreTooNew
+from amem.store import files
+from amem.store.format import FORMAT
+
+LABEL = "name.json"
+MAX_NAME = 128
+MAX_SPACE = 4096
+
+
+@dataclass(frozen=True)
+class Label:
+    name: str
+    space: str
+
+    @property
+    def digest(self) -> str:
+        """Stands for name and space where no text may be kept."""
+        return hashlib.blake2b(f"{self.space}\0{self.name}".encode(), digest_size=16).hexdigest()
+
+
+def label(name: str, space: str) -> Label:
+    """A checked name in a space. Raises InputError: names have 1 to 128 characters, one line, no control codes."""
+    if not isinstance(name, str) or not name:
+        raise InputError("an agent needs a name of 1 to 128 characters")
+    if len(name) > MAX_NAME:
+        raise InputError(f"an agent's name has at most {MAX_NAME} characters; this one has {len(name)}")
+    if len(space) > MAX_SPACE:
+        raise InputError(f"a space's name has at most {MAX_SPACE} characters; this one has {len(space)}")
+    for text, what in ((name, "an agent's name"), (space, "a space's name")):
+        for character in text:
+            if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
+                raise InputError(f"{what} cannot contain {character!r}; use one line without control characters")
+    return Label(name, space)
+
+
+def write_label(folder: Path, which: Label) -> int:
+    text = json.dumps({"format": FORMAT, "name": which.name, "space": which.space}, ensure_ascii=False)
+    return files.write_durably(folder / LABEL, [text.encode()])
+
+
+def read_label(folder: Path) -> Label | None:
+    """The label of an agent's folder; None if there is none or it is damaged. Raises StoreTooNew."""
+    try:
+        said = json.loads((folder / LABEL).read_bytes())
+        version, found = int(said["format"]), label(said["name"], said["space"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    check_format(version, folder)
+    return found
+
+
+def check_format(version: int, place: Path) -> None:
+    """Raises StoreTooNew for what a newer version wrote."""
+    if version > FORMAT:
+        raise StoreTooNew(f"{place} has format {version}, this version of amem reads up to {FORMAT}; upgrade amem")

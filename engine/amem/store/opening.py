@@ -1,0 +1,103 @@
+"""What is done when an agent is opened, under its lock: salvage, the transcript's end, and what a kill left behind."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from amem.store import facts, files, transcript
+from amem.store.blockfiles import BlockFiles, set_aside
+from amem.store.database import DATABASE, Database
+from amem.store.format import Record, read_record
+from amem.store.ledger import Ledger
+from amem.store.names import Label
+from amem.store.payload import Damaged
+
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
+
+def open_database(folder: Path, label: Label, ledger: Ledger) -> Database:
+    """The agent's database, sound and at one with its folder. The ledger's reports tell what had to be repaired."""
+    database, problems = try_open(folder)
+    if database is None:
+        lost = salvage(folder)
+        ledger.reports.append(f"agent {label.name!r}: {problems[0]}; it was rebuilt from transcript and block files")
+        ledger.reports.extend(f"agent {label.name!r}: {problem}" for problem in lost)
+        database = Database(folder / DATABASE)
+    try:
+        _mend_transcript(folder, label, database, ledger)
+        _match_files(folder, label, database, ledger)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def try_open(folder: Path) -> tuple[Database | None, list[str]]:
+    """The database, or the reasons why it cannot be used. Raises StoreError, and sqlite3.Error that is no damage."""
+    if not (folder / DATABASE).exists():
+        return None, ["its database is missing"]
+    try:
+        database = Database(folder / DATABASE)
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            return None, [f"its database is damaged ({error})"]
+        raise
+    problems = database.problems()
+    if not problems and database.get_state("transcript_nbytes") is None:
+        problems = ["its database is empty"]
+    if problems:
+        database.close()
+        return None, problems
+    return database, []
+
+
+def salvage(folder: Path) -> list[str]:
+    """Set a damaged database aside and make a new one; returns what was lost, in plain sentences."""
+    for suffix in ("", "-wal", "-shm"):
+        path = folder / (DATABASE + suffix)
+        if path.exists():
+            set_aside(path)
+    rows, bad = transcript.read(folder)
+    lost = [f"{bad} lines of its transcript could not be read"] if bad else []
+    records: list[Record] = []
+    ledger = Ledger(folder, None)
+    block_files = BlockFiles(folder, ledger)
+    for name in sorted(block_files.names()):
+        try:
+            records.append(read_record(block_files.path(name)))
+        except Damaged as error:
+            lost.append(f"block {name} was set aside: {error}")
+            block_files.quarantine(name)
+    if bad:
+        set_aside(folder / transcript.TRANSCRIPT)
+        length = transcript.write_whole(folder, rows)
+    else:
+        length = sum(len(transcript.line(row).encode()) for row in rows)
+    return lost + facts.build(folder, facts.known_rows(rows), records, length)
+
+
+def _mend_transcript(folder: Path, label: Label, database: Database, ledger: Ledger) -> None:
+    if transcript.cut(folder, int(database.get_state("transcript_nbytes") or 0)):
+        return
+    length = transcript.write_whole(folder, facts.all_rows(database, label))
+    with database.transaction():
+        database.set_state("transcript_nbytes", str(length))
+    ledger.reports.append(f"agent {label.name!r}: its transcript was cut short and was written anew from its database")
+
+
+def _match_files(folder: Path, label: Label, database: Database, ledger: Ledger) -> None:
+    """Sweep files that no turn knows, and forget blocks whose file is gone."""
+    block_files = BlockFiles(folder, ledger)
+    known, present = database.tree.names(), block_files.names()
+    missing = known - present
+    if missing:
+        with database.transaction():
+            gone = database.tree.remove(missing)
+        ledger.reports.append(
+            f"agent {label.name!r}: the files of {len(missing)} blocks are missing; they are computed again when needed"
+        )
+        known -= gone
+    with files.explained("sweep", folder):
+        block_files.sweep(known)

@@ -1,0 +1,52 @@
+"""Eviction from disk: snapshots first, then the least useful blocks. Text and tokens are never evicted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from amem.errors import StoreError
+from amem.store.agent import AgentStore
+from amem.store.format import Record
+
+if TYPE_CHECKING:
+    from amem.store.store import Store
+
+_BATCH = 32
+
+
+def enforce(store: Store, limit: int) -> int:
+    """Evict until the store's files have at most ``limit`` bytes; returns the bytes freed.
+
+    Agents go by last use, the least recent first, and those that this store has open after all others. Of an open agent
+    what its last find returned is spared. An agent that another process has open is left alone.
+    """
+    freed, excess = 0, store.disk_bytes - limit
+    for kind in (0, 1):
+        for key in _by_use(store):
+            if freed >= excess:
+                return freed
+            with contextlib.suppress(StoreError), store.borrow(key) as agent:
+                freed += _evict(agent, list(agent.evictable()[kind]), excess - freed)
+    return freed
+
+
+def _by_use(store: Store) -> Iterator[str]:
+    keys = store.keys_by_use()
+    in_use = store.open_keys()
+    yield from (key for key in keys if key not in in_use)
+    yield from (key for key in keys if key in in_use)
+
+
+def _evict(agent: AgentStore, records: list[Record], excess: int) -> int:
+    """Evict from the front of a list, a few at a time, until so many bytes are freed."""
+    freed = 0
+    while records and freed < excess:
+        batch: list[Record] = []
+        nbytes = 0
+        while records and nbytes < excess - freed and len(batch) < _BATCH:
+            batch.append(records.pop(0))
+            nbytes += batch[-1].nbytes
+        freed += agent.evict(batch)
+    return freed

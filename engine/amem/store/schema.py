@@ -1,0 +1,121 @@
+"""The two SQLite databases: their tables, and how a connection is opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from amem.store import files
+from amem.store.format import FORMAT
+from amem.store.names import check_format
+
+AGENT = """
+-- The head, and how much of the transcript is committed.
+CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE realms (
+    id INTEGER PRIMARY KEY,
+    fingerprint TEXT NOT NULL,
+    codec TEXT NOT NULL,
+    UNIQUE (fingerprint, codec)
+);
+CREATE TABLE turns (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    parent INTEGER REFERENCES turns (id),
+    prompt TEXT NOT NULL,
+    reply TEXT NOT NULL,
+    system TEXT,
+    settings TEXT NOT NULL,  -- JSON
+    finish_reason TEXT NOT NULL,
+    cell_id TEXT,
+    execution TEXT,
+    created REAL NOT NULL,
+    sum TEXT NOT NULL  -- of all of the row
+);
+CREATE INDEX turns_parent ON turns (parent);
+CREATE TABLE blocks (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    parent INTEGER REFERENCES blocks (seq) ON DELETE CASCADE,
+    realm INTEGER NOT NULL REFERENCES realms (id),
+    start INTEGER NOT NULL,
+    token_ids BLOB NOT NULL,  -- little-endian int32
+    chain BLOB NOT NULL,  -- hash of the whole history at its end
+    checksum TEXT NOT NULL,
+    nbytes INTEGER NOT NULL
+);
+CREATE INDEX blocks_parent ON blocks (parent);
+-- One row for each group boundary inside or at the end of a block: the whole history up to there, as a hash.
+CREATE TABLE prefixes (
+    realm INTEGER NOT NULL,
+    chain BLOB NOT NULL,
+    block INTEGER NOT NULL REFERENCES blocks (seq) ON DELETE CASCADE,
+    PRIMARY KEY (realm, chain, block)
+) WITHOUT ROWID;
+CREATE INDEX prefixes_block ON prefixes (block);
+CREATE TABLE snapshots (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    realm INTEGER NOT NULL REFERENCES realms (id),
+    position INTEGER NOT NULL,
+    n_open INTEGER NOT NULL,
+    checksum TEXT NOT NULL,
+    nbytes INTEGER NOT NULL,
+    block INTEGER REFERENCES blocks (seq) ON DELETE CASCADE,  -- its history ends with this block; then the open group
+    chain BLOB NOT NULL,  -- hash of the history without the open group
+    open_hash BLOB NOT NULL,
+    open_ids BLOB NOT NULL
+);
+CREATE INDEX snapshots_history ON snapshots (realm, chain, open_hash);
+CREATE INDEX snapshots_block ON snapshots (block);
+CREATE TABLE realizations (
+    turn INTEGER NOT NULL REFERENCES turns (id),
+    realm INTEGER NOT NULL REFERENCES realms (id),
+    token_ids BLOB NOT NULL,
+    n_tokens INTEGER NOT NULL,
+    last_block INTEGER REFERENCES blocks (seq) ON DELETE SET NULL,
+    tail INTEGER REFERENCES blocks (seq) ON DELETE SET NULL,
+    snapshot INTEGER REFERENCES snapshots (seq) ON DELETE SET NULL,
+    sum TEXT NOT NULL,  -- of turn, realm, token_ids, n_tokens
+    PRIMARY KEY (turn, realm)
+) WITHOUT ROWID;
+"""
+
+INDEX = """
+CREATE TABLE agents (
+    key TEXT PRIMARY KEY,
+    digest TEXT NOT NULL UNIQUE,  -- of space and name
+    used INTEGER NOT NULL,  -- counts up with each use: clocks can be set back
+    last_used REAL NOT NULL,
+    nbytes INTEGER NOT NULL,
+    n_turns INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+def connect(path: Path, tables: str, *, synchronous: str) -> sqlite3.Connection:
+    """Open a database, and make its tables if it is new. Raises sqlite3.Error, StoreTooNew.
+
+    The connection commits by itself unless BEGIN was said, and may be used by several threads under one lock.
+    """
+    files.make_private(path)
+    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA foreign_keys = ON")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        check_format(version, path)
+        if version == 0:
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in tables.split(";\n"):
+                    if statement.strip():
+                        connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection

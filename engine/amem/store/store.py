@@ -1,0 +1,247 @@
+"""A folder of agents: listing, opening, forking, deleting, and its disk quota."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from amem.errors import AgentLocked, InputError, StoreError
+from amem.store import facts, files, names, quota, transcript
+from amem.store.agent import AgentStore
+from amem.store.blockfiles import SUFFIX
+from amem.store.index import AGENTS, Index, NameTaken
+from amem.store.ledger import Ledger
+from amem.store.lock import AgentLock
+from amem.store.names import Label
+from amem.store.records import AgentEntry, Deleted, Written
+
+_NEW, _GONE = ".new", ".deleted"
+
+
+class Store:
+    """Thread-safe, and shared with other processes. ``reports`` says in plain sentences what had to be repaired."""
+
+    def __init__(self, root: Path, *, disk_quota: int | None = None) -> None:
+        """Open or create a store. Raises StoreTooNew, StoreError. ``disk_quota`` is in bytes."""
+        self.root = Path(root).expanduser()
+        with files.explained("create the store", self.root):
+            files.make_folder(self.root)
+            files.make_folder(self.root / AGENTS)
+        self._ledger = Ledger(self.root, disk_quota)
+        self._ledger.make_room = self.enforce_quota
+        self._open: dict[str, AgentStore] = {}
+        self._lock = threading.RLock()
+        self._quota_lock = threading.Lock()
+        self._index = Index(self.root, self._ledger.reports)
+        self._sweep()
+
+    # -- numbers
+
+    @property
+    def reports(self) -> list[str]:
+        return self._ledger.reports
+
+    @property
+    def written(self) -> Written:
+        """Bytes that this object wrote, by kind."""
+        return self._ledger.written
+
+    @property
+    def bytes_written(self) -> int:
+        return self._ledger.written.total
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all files of the store; one that forks share counts once."""
+        return self._ledger.disk_bytes()
+
+    @property
+    def disk_quota(self) -> int | None:
+        return self._ledger.quota
+
+    # -- agents
+
+    def agents(self, space: str | None = None) -> list[AgentEntry]:
+        """All agents, or those of a space, the most recently used first. Needs no agent's lock."""
+        entries = []
+        for row in reversed(self._index.rows()):
+            label = names.read_label(self.folder(row.key))
+            if label is not None and space in (None, label.space):
+                entries.append(AgentEntry(row.key, label.name, label.space, row.last_used, row.nbytes, row.n_turns))
+        return entries
+
+    def folder(self, key: str) -> Path:
+        return self.root / AGENTS / key
+
+    def open(self, name: str, space: str = "", *, create: bool = True) -> AgentStore:
+        """Open an agent as its only writer. Raises AgentLocked, InputError (no such agent, or no valid name)."""
+        label = names.label(name, space)
+        for _ in range(3):  # another process may create or delete it meanwhile
+            key = self._index.lookup(label.digest)
+            if key is not None:
+                agent = self._attach(key, label)
+                if agent is not None:
+                    self._index.touch(key, agent.nbytes, len(agent.turns()))
+                    return agent
+                self._index.remove(key, lambda: None)
+            elif not create:
+                raise InputError(f"there is no agent {name!r} here; {self._known(name, space)}")
+            else:
+                with contextlib.suppress(NameTaken):
+                    return self.create(label, lambda folder: _fill_empty(folder, label))
+        raise StoreError(f"agent {name!r} is being created or deleted by another process; try again")
+
+    def create(self, label: Label, fill: Callable[[Path], None]) -> AgentStore:
+        """A new agent, whole or not at all: ``fill`` writes transcript, files and database. Raises NameTaken."""
+        key = uuid.uuid4().hex
+        folder = self.folder(key + _NEW)
+        with files.explained(f"create agent {label.name!r}", self.root):
+            self._ledger.reserve(64 * 1024)
+            files.make_folder(folder)
+            lock = AgentLock(folder, label.name)
+            try:
+                names.write_label(folder, label)
+                fill(folder)
+                n_turns = sum(row["kind"] == "turn" for row in transcript.read(folder)[0])
+                nbytes = files.folder_bytes(folder)
+                self._index.add(key, label, nbytes, n_turns, lambda: _move(folder, self.folder(key)))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.release()
+                raise
+        return self._own(key, label, lock)
+
+    def fork(self, source: AgentStore, name: str, space: str, at: int | None = None) -> AgentStore:
+        """See AgentStore.fork. Raises InputError if there is an agent of that name, UnknownTurn."""
+        label = names.label(name, space)
+        return self.create(label, lambda folder: source.fork_into(folder, label, at))
+
+    def delete(self, name: str, space: str = "") -> Deleted:
+        """Remove an agent with all its text, tokens and files. Raises AgentLocked if another process has it open."""
+        label = names.label(name, space)
+        key = self._index.lookup(label.digest)
+        if key is None:
+            raise InputError(f"there is no agent {name!r} here; {self._known(name, space)}")
+        with self._lock:
+            agent = self._open.get(key)
+        if agent is not None:
+            agent.close()
+        folder, gone = self.folder(key), self.folder(key + _GONE)
+        with files.explained(f"delete agent {name!r}", self.root):
+            lock = AgentLock(folder, name)
+            try:
+                nbytes = files.folder_bytes(folder)
+                n_shared = sum(path.stat().st_nlink > 1 for path in folder.glob("*" + SUFFIX))
+                self._index.remove(key, lambda: _move(folder, gone))
+                shutil.rmtree(gone)
+                files.sync_folder(gone.parent)
+            finally:
+                lock.release()
+        return Deleted(nbytes, n_shared)
+
+    def enforce_quota(self, nbytes: int = 0) -> int:
+        """Evict until ``nbytes`` more fit into the quota; returns the bytes freed. Without a quota nothing is evicted.
+
+        Snapshots go first, then the least useful blocks; text never. See quota.enforce.
+        """
+        limit = self._ledger.quota
+        if limit is None:
+            return 0
+        with self._quota_lock:
+            return quota.enforce(self, limit - nbytes)
+
+    def close(self) -> None:
+        """Close all agents that are open here. May be called twice."""
+        with self._lock:
+            agents = list(self._open.values())
+        for agent in agents:
+            agent.close()
+        self._index.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -- for the other files of this room
+
+    def closed(self, agent: AgentStore) -> None:
+        """An agent tells that it was closed."""
+        with self._lock:
+            if self._open.get(agent.key) is agent:
+                del self._open[agent.key]
+
+    def open_keys(self) -> set[str]:
+        with self._lock:
+            return set(self._open)
+
+    def keys_by_use(self) -> list[str]:
+        """The least recently used first."""
+        return [row.key for row in self._index.rows()]
+
+    @contextlib.contextmanager
+    def borrow(self, key: str) -> Iterator[AgentStore]:
+        """An agent for a moment: the one that is open here, or opened and closed again. Raises AgentLocked."""
+        with self._lock:
+            agent = self._open.get(key)
+        if agent is not None:
+            yield agent
+            return
+        label = names.read_label(self.folder(key))
+        agent = self._attach(key, label, brief=True) if label is not None else None
+        if agent is None:
+            raise AgentLocked("the agent is being deleted")
+        with agent:
+            yield agent
+
+    def _attach(self, key: str, label: Label, *, brief: bool = False) -> AgentStore | None:
+        """Open an agent's folder; None if there is none."""
+        with files.explained(f"open agent {label.name!r}", self.root):
+            try:
+                lock = AgentLock(self.folder(key), label.name, brief=brief)
+            except FileNotFoundError:
+                return None
+        return self._own(key, label, lock)
+
+    def _own(self, key: str, label: Label, lock: AgentLock) -> AgentStore:
+        try:
+            agent = AgentStore(self, self._index, self._ledger, self.folder(key), label, lock)
+        except BaseException:
+            lock.release()
+            raise
+        with self._lock:
+            self._open[key] = agent
+        return agent
+
+    def _known(self, name: str, space: str) -> str:
+        known = [entry.name for entry in self.agents(space)]
+        close = difflib.get_close_matches(name, known, n=1)
+        if close:
+            return f"did you mean {close[0]!r}?"
+        return f"there are {', '.join(map(repr, known[:8]))}" if known else "there are none yet"
+
+    def _sweep(self) -> None:
+        """Remove folders of agents that were not created or not deleted to the end."""
+        for entry in list(os.scandir(self.root / AGENTS)):
+            if entry.name.endswith((_NEW, _GONE)):
+                with contextlib.suppress(OSError, AgentLocked):
+                    lock = AgentLock(Path(entry.path), entry.name)
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    lock.release()
+
+
+def _fill_empty(folder: Path, label: Label) -> None:
+    rows = [facts.label_row(label)]
+    facts.build(folder, rows, [], transcript.write_whole(folder, rows))
+
+
+def _move(source: Path, target: Path) -> None:
+    os.rename(source, target)
+    files.sync_folder(target.parent)
