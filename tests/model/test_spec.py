@@ -66,7 +66,7 @@ def test_the_probe_finds_what_a_model_caches(name):
     """Kinds, heads, dims and sinks, without knowing the model's name."""
     kinds, shape = FOUND[name]
     spec = probe(ARCHITECTURES[name]())
-    assert "float32" == spec.dtype
+    assert spec.dtype == "float32"
     assert kinds == [layer.kind for layer in spec.layers]
     assert list(range(len(kinds))) == [layer.index for layer in spec.layers]
     attention = [layer for layer in spec.layers if layer.kind is not RECURRENT]
@@ -99,7 +99,7 @@ def test_recurrent_state_is_what_the_model_keeps_after_any_length(name):
 
 
 def test_the_scale_is_the_models_own():
-    """yarn in deepseek_v2 changes it, so it is not simply the root of the dim."""
+    """Yarn in deepseek_v2 changes it, so it is not simply the root of the dim."""
     model = ARCHITECTURES["deepseek_v2"]()
     assert {layer.self_attn.scale for layer in model.layers} == {layer.scale for layer in probe(model).layers}
 
@@ -178,7 +178,7 @@ def _windowed(cls):
 def test_a_window_that_only_the_mask_knows_is_found():
     """Three tokens fit any window: the mask is asked for with it, and that is what counts."""
     spec = probe(_windowed(Windowless))
-    assert [(WINDOW, 100), (FULL, None)] == [(layer.kind, layer.window) for layer in spec.layers]
+    assert [(layer.kind, layer.window) for layer in spec.layers] == [(WINDOW, 100), (FULL, None)]
 
 
 @pytest.mark.parametrize(
@@ -262,26 +262,26 @@ GROUP = LayerGroup((0, 1, 2), FULL, n_kv_heads=3, k_dim=64, v_dim=64, n_q_heads=
 
 def test_group_bytes_by_hand():
     """3 layers of 3 heads: 64 * 128 codes of half a byte, 64 scales for K and 64 for V with a bias each, 2 bytes."""
-    assert 3 * 3 * (4096 + (64 + 64) * 4) == group_nbytes("q4", GROUP, "float32")
-    assert 3 * 3 * (4096 + (64 + 64) * 4) == group_nbytes("q4-affine", GROUP, "float32")
-    assert 3 * 3 * 64 * 128 * 2 == group_nbytes("fp16", GROUP, "float32")
-    assert 3 * 3 * 64 * 128 * 4 == group_nbytes("exact", GROUP, "float32")
-    assert 3 * 3 * 64 * 128 * 2 == group_nbytes("exact", GROUP, "bfloat16")
+    assert group_nbytes("q4", GROUP, "float32") == 3 * 3 * (4096 + (64 + 64) * 4)
+    assert group_nbytes("q4-affine", GROUP, "float32") == 3 * 3 * (4096 + (64 + 64) * 4)
+    assert group_nbytes("fp16", GROUP, "float32") == 3 * 3 * 64 * 128 * 2
+    assert group_nbytes("exact", GROUP, "float32") == 3 * 3 * 64 * 128 * 4
+    assert group_nbytes("exact", GROUP, "bfloat16") == 3 * 3 * 64 * 128 * 2
 
 
 def test_a_head_dim_of_96_packs_values_in_groups_of_32():
     """One head of 96: 6144 bytes of codes; 96 channels of K and 64 * 3 groups of V, 4 bytes each."""
     group = LayerGroup((0,), FULL, 1, 96, 96, 1, None)
-    assert 32 == group.value_group
-    assert 6144 + (96 + 64 * 3) * 4 == group_nbytes("q4", group, "float16")
-    assert 6144 + (64 * 3 + 64 * 3) * 4 == group_nbytes("q4-affine", group, "float16")
+    assert group.value_group == 32
+    assert group_nbytes("q4", group, "float16") == 6144 + (96 + 64 * 3) * 4
+    assert group_nbytes("q4-affine", group, "float16") == 6144 + (64 * 3 + 64 * 3) * 4
 
 
 def test_q4_is_four_and_a_half_bits_a_value():
     """0.28125 of FP16, what the paper rounds to 0.281."""
     for dim in (64, 128, 192, 256):
         group = LayerGroup((0,), FULL, 2, dim, dim, 2, None)
-        assert 0.28125 == group_nbytes("q4", group, "float16") / group_nbytes("fp16", group, "float16")
+        assert group_nbytes("q4", group, "float16") / group_nbytes("fp16", group, "float16") == 0.28125
 
 
 def test_an_unknown_codec_is_an_input_error():
