@@ -18,6 +18,7 @@ from amem.store.records import (
     Written,
 )
 from amem.store.store import Store
+from amem.store.verify import VerifyReport, verify
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -35,5 +36,7 @@ __all__ = [
     "Tensors",
     "Tokens",
     "TurnRecord",
+    "VerifyReport",
     "Written",
+    "verify",
 ]

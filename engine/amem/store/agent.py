@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,9 @@ from amem.errors import CorruptState, InputError, StoreError
 from amem.store import facts, faults, files, opening, transcript
 from amem.store.blockfiles import BlockFiles
 from amem.store.commit import add_realization, history_of
-from amem.store.database import check_text
-from amem.store.format import Record, as_tokens
-from amem.store.payload import Damaged
+from amem.store.database import Database, check_text
+from amem.store.fileformat import Record, as_tokens
+from amem.store.payload import DamagedError
 from amem.store.records import (
     BlockRecord,
     Deleted,
@@ -121,6 +121,7 @@ class AgentStore:
             return self._database.realms() if turn is None else self._database.realized_in(turn)
 
     def realization(self, turn: int, realm: Realm) -> Realization | None:
+        """A turn's tokens and blocks in a realm; None if it was never computed there."""
         with self._reading():
             return self._database.realization(turn, realm)
 
@@ -154,12 +155,12 @@ class AgentStore:
     def write_block(
         self, realm: Realm, parent: str | None, start: int, token_ids: npt.ArrayLike, tensors: Tensors
     ) -> BlockRecord:
-        """Write a block's file durably; it counts once a commit, realize or keep names it. Raises StoreFull, StoreError."""
+        """Write a block's file durably; it counts once commit, realize or keep names it. Raises StoreError."""
         self._check_open()
         return self._files.write_block(realm, parent, start, token_ids, tensors)
 
     def write_snapshot(self, realm: Realm, position: int, n_open: int, tensors: Tensors) -> SnapshotRecord:
-        """Write a snapshot's file durably; it counts once a commit or realize names it. Raises StoreFull, StoreError."""
+        """Write a snapshot's file durably; it counts once commit or realize names it. Raises StoreFull, StoreError."""
         self._check_open()
         return self._files.write_snapshot(realm, position, n_open, tensors)
 
@@ -172,7 +173,7 @@ class AgentStore:
         self._check_open()
         try:
             return self._files.read(record, names)
-        except Damaged as error:
+        except DamagedError as error:
             kind = "block" if isinstance(record, BlockRecord) else "snapshot"
             if not self._set_aside(record.id):
                 raise StoreError(f"agent {self.name!r}: {kind} {record.id} was evicted; find again") from error
@@ -295,6 +296,7 @@ class AgentStore:
 
     @property
     def n_blocks(self) -> int:
+        """Blocks of all branches and realms, tails included."""
         with self._reading():
             return self._database.tree.n_blocks()
 
@@ -332,6 +334,30 @@ class AgentStore:
             self._ledger.wrote(database=self._database.checkpoint())
             self._index.resize(self.key, self.nbytes)
             return freed
+
+    @contextlib.contextmanager
+    def inspecting(self) -> Iterator[Database]:
+        """The database, while nobody else uses it."""
+        with self._reading():
+            yield self._database
+
+    def repair(self) -> None:
+        """Set aside what is damaged, and make database and transcript sound again. ``Store.reports`` names what was."""
+        with self._lock, files.explained(f"repair agent {self.name!r}", self.root):
+            self._check_open()
+            if self._database.problems():
+                self._files.remove(list(self._files.pending))
+                self._database.close()
+                self._database = opening.open_database(self.root, self._label, self._ledger)
+            tree = self._database.tree
+            broken = tree.broken_blocks()
+            with self._database.transaction():
+                self._files.remove(tree.remove(broken))
+            for record in tree.records():
+                if tree.knows(record.id):  # it may have depended on one that was set aside a moment ago
+                    with contextlib.suppress(CorruptState):
+                        self.read(record)
+            opening.mend_transcript(self.root, self._label, self._database, self._ledger, check=True)
 
     def fork_into(self, folder: Path, label: Label, at: int | None) -> None:
         """Fill a new agent's folder with the path of the turn ``at`` (the head if None)."""
@@ -380,7 +406,7 @@ class AgentStore:
 
     release = close
 
-    def __enter__(self) -> AgentStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

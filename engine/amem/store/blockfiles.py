@@ -1,4 +1,4 @@
-"""The payload files in an agent's folder: written durably before the database knows them, read with all sums checked."""
+"""The payload files in an agent's folder: written durably before the database knows them, and verified when read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import numpy.typing as npt
 
 from amem.errors import InputError, StoreError
-from amem.store import files, format
-from amem.store.format import Record
+from amem.store import fileformat, files
+from amem.store.fileformat import Record
 from amem.store.ledger import Ledger
-from amem.store.payload import Damaged
+from amem.store.payload import DamagedError
 from amem.store.records import GROUP_TOKENS, BlockRecord, Realm, SnapshotRecord, Tensors
 
 SUFFIX = ".safetensors"
@@ -34,6 +34,7 @@ class BlockFiles:
         self._lock = threading.Lock()
 
     def path(self, name: str) -> Path:
+        """Where a block's or snapshot's file is."""
         return self.folder / (name + SUFFIX)
 
     def names(self) -> set[str]:
@@ -43,8 +44,9 @@ class BlockFiles:
     def write_block(
         self, realm: Realm, parent: str | None, start: int, token_ids: npt.ArrayLike, tensors: Tensors
     ) -> BlockRecord:
-        ids = format.as_tokens(token_ids)
-        if not format.valid_span(start, len(ids)):
+        """See AgentStore.write_block."""
+        ids = fileformat.as_tokens(token_ids)
+        if not fileformat.valid_span(start, len(ids)):
             raise InputError(f"a block has 1 to 4 groups of 64 from a multiple of 256, not {len(ids)} at {start}")
         if (parent is None) != (start == 0):
             raise InputError(f"a block at {start} needs a parent, and only the first has none")
@@ -53,6 +55,7 @@ class BlockFiles:
         return dataclasses.replace(record, checksum=checksum, nbytes=nbytes)
 
     def write_snapshot(self, realm: Realm, position: int, n_open: int, tensors: Tensors) -> SnapshotRecord:
+        """See AgentStore.write_snapshot."""
         if position < 0 or n_open != position % GROUP_TOKENS:
             raise InputError(f"a snapshot at {position} has {position % GROUP_TOKENS} open tokens, not {n_open}")
         record = SnapshotRecord(uuid.uuid4().hex, realm, position, n_open, "", 0)
@@ -60,7 +63,7 @@ class BlockFiles:
         return dataclasses.replace(record, checksum=checksum, nbytes=nbytes)
 
     def _write(self, record: Record, tensors: Tensors, kind: str) -> tuple[str, int]:
-        encoded = format.encode(record, tensors)
+        encoded = fileformat.encode(record, tensors)
         self._ledger.reserve(encoded.nbytes)
         with self._lock:
             self.pending.add(record.id)
@@ -79,17 +82,17 @@ class BlockFiles:
             self.pending.difference_update(names)
 
     def read(self, record: Record, names: Collection[str] | None) -> dict[str, npt.NDArray[Any]]:
-        """Raises Damaged also for a missing file, InputError for a tensor that the file never had, StoreError."""
+        """Raises DamagedError also for a missing file, InputError for a tensor that the file never had, StoreError."""
         try:
-            return format.read(self.path(record.id), record, names)
+            return fileformat.read(self.path(record.id), record, names)
         except FileNotFoundError as error:
-            raise Damaged("its file is missing") from error
+            raise DamagedError("its file is missing") from error
         except KeyError as error:
             raise InputError(f"block {record.id} has no tensor {error.args[0]!r}") from error
         except PermissionError as error:
             raise StoreError(f"{self.path(record.id)} cannot be read ({error.strerror}); make it readable") from error
         except OSError as error:
-            raise Damaged(f"its file cannot be read ({error.strerror})") from error
+            raise DamagedError(f"its file cannot be read ({error.strerror})") from error
 
     def shared(self, name: str) -> bool:
         """Whether another agent's folder has the same file."""
@@ -121,7 +124,7 @@ class BlockFiles:
             orphan = entry.name.endswith(SUFFIX) and entry.name.removesuffix(SUFFIX) not in known
             if orphan or entry.name.endswith(".tmp"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
+                    Path(entry.path).unlink()
 
 
 def set_aside(path: Path) -> Path:
@@ -133,7 +136,7 @@ def set_aside(path: Path) -> Path:
     while target.exists():
         count += 1
         target = folder / f"{path.name}.{count}"
-    os.rename(path, target)
+    path.rename(target)
     files.sync_folder(path.parent)
     return target
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -35,19 +35,13 @@ def add_realization(
 ) -> None:
     """Insert a turn's blocks, snapshot and realization. Raises InputError unless all are of ``history``."""
     realm = database.add_realm(value.realm)
-    chain = hashes.chain(hashes.EMPTY, history)
     for block in blocks:
         if block.realm != value.realm:
             raise InputError(f"block {block.id} is of another model or codec than the turn")
         if database.tree.chain_of(block.id) is None:
             database.tree.add_block(block, realm)
-    for name in {block.id for block in blocks} | ({value.last_block} if value.last_block else set()):
-        stored = database.tree.chain_of(name)
-        if stored is None:
-            raise InputError(f"block {name} is not stored")
-        boundary = stored[1] // GROUP_TOKENS
-        if boundary > len(chain) or chain[boundary - 1] != stored[0]:
-            raise InputError(f"the tokens of block {name} are not those of the turn's history")
+    names = {block.id for block in blocks} | ({value.last_block} if value.last_block else set())
+    _check_tokens(database, history, names)
     faults.reach("commit.blocks")
     last = database.tree.block(value.last_block) if value.last_block else None
     if last is not None and not last.sealed:
@@ -61,3 +55,15 @@ def add_realization(
         open_ids = history[len(history) - snapshot.n_open :]
         database.tree.add_snapshot(snapshot, realm, value.tail or value.last_block, open_ids)
     database.add_realization(value)
+
+
+def _check_tokens(database: Database, history: Tokens, names: Collection[str]) -> None:
+    """Raises InputError unless the blocks, and all before them, hold the tokens of ``history``."""
+    chain = hashes.chain(hashes.EMPTY, history)
+    for name in names:
+        stored = database.tree.chain_of(name)
+        if stored is None:
+            raise InputError(f"block {name} is not stored")
+        boundary = stored[1] // GROUP_TOKENS
+        if boundary > len(chain) or chain[boundary - 1] != stored[0]:
+            raise InputError(f"the tokens of block {name} are not those of the turn's history")

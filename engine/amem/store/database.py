@@ -1,5 +1,7 @@
 """An agent's database: turns, realizations, and what belongs to no block. All values are checked when it is opened."""
 
+# ruff: noqa: S608 - what is put into queries are the column lists of this file
+
 from __future__ import annotations
 
 import json
@@ -14,7 +16,7 @@ import xxhash
 
 from amem.errors import InputError, UnknownTurn
 from amem.store import schema
-from amem.store.format import tokens_from_bytes, tokens_to_bytes
+from amem.store.fileformat import tokens_from_bytes, tokens_to_bytes
 from amem.store.records import NewTurn, Realization, Realm, Tokens, TurnRecord
 from amem.store.tree import Tree
 
@@ -35,6 +37,7 @@ class Database:
         self.tree = Tree(self._connection, self.realm_of)
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
     # -- transactions
@@ -54,6 +57,7 @@ class Database:
 
     @property
     def log_nbytes(self) -> int:
+        """Bytes of the write-ahead log."""
         try:
             return self.file.with_name(self.file.name + "-wal").stat().st_size
         except FileNotFoundError:
@@ -89,16 +93,20 @@ class Database:
     # -- state and meta
 
     def get_state(self, key: str) -> str | None:
+        """A value of the agent's own state: ``head`` or ``transcript_nbytes``."""
         row = self._connection.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
     def set_state(self, key: str, value: str | None) -> None:
+        """Set a value of the agent's own state."""
         self._connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
 
     def meta(self) -> dict[str, str]:
+        """The small texts about the agent."""
         return dict(self._connection.execute("SELECT key, value FROM meta ORDER BY key").fetchall())
 
     def set_meta(self, key: str, value: str | None) -> None:
+        """Set or, with None, remove a small text."""
         if value is None:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
@@ -119,6 +127,7 @@ class Database:
         return int(row[0])
 
     def add_realm(self, realm: Realm) -> int:
+        """The number of a realm, which is added if need be."""
         number = self.realm_id(realm)
         if number is None:
             query = "INSERT INTO realms (fingerprint, codec) VALUES (?, ?)"
@@ -128,29 +137,35 @@ class Database:
         return number
 
     def realm_of(self, number: int) -> Realm:
+        """The realm with a number."""
         if number not in self._realms:
             row = self._connection.execute("SELECT fingerprint, codec FROM realms WHERE id = ?", (number,)).fetchone()
             self._realms[number] = Realm(*row)
         return self._realms[number]
 
     def realms(self) -> list[Realm]:
+        """All realms that the agent has state of."""
         return [Realm(*row) for row in self._connection.execute("SELECT fingerprint, codec FROM realms ORDER BY id")]
 
     # -- turns
 
     def turns(self) -> dict[int, TurnRecord]:
+        """All turns by number."""
         return {row[0]: _turn(row) for row in self._rows()}
 
     def turn(self, number: int) -> TurnRecord:
+        """Raises UnknownTurn."""
         row = self._connection.execute(f"SELECT {_TURN}, sum FROM turns WHERE id = ?", (number,)).fetchone()
         if row is None:
             raise UnknownTurn(f"no turn {number}; it was never saved, or belongs to another agent")
         return _turn(row)
 
     def n_turns(self) -> int:
+        """Turns of all branches."""
         return int(self._connection.execute("SELECT count(*) FROM turns").fetchone()[0])
 
     def children(self, parent: int | None) -> list[int]:
+        """The turns after ``parent``, in the order in which they were made."""
         query = "SELECT id FROM turns WHERE parent IS ? ORDER BY id"
         return [row[0] for row in self._connection.execute(query, (parent,))]
 
@@ -191,6 +206,7 @@ class Database:
         return Realization(turn, realm, tokens_from_bytes(row[0]), *row[1:]) if row else None
 
     def realized_in(self, turn: int) -> list[Realm]:
+        """The realms in which a turn has tokens."""
         query = "SELECT fingerprint, codec FROM realizations JOIN realms r ON realm = r.id WHERE turn = ? ORDER BY r.id"
         return [Realm(*row) for row in self._connection.execute(query, (turn,))]
 

@@ -8,25 +8,29 @@ from typing import Any
 
 from amem.errors import AmemError, InputError
 from amem.store.database import DATABASE, Database
-from amem.store.format import Record, tokens_from_text, tokens_to_text
+from amem.store.fileformat import Record, tokens_from_text, tokens_to_text
 from amem.store.names import Label
 from amem.store.records import BlockRecord, NewTurn, Realization, Realm, SnapshotRecord, TurnRecord
 from amem.store.transcript import Row
 
 
 def label_row(label: Label) -> Row:
+    """Whose transcript it is."""
     return {"kind": "agent", "name": label.name, "space": label.space}
 
 
 def meta_row(key: str, value: str | None) -> Row:
+    """A small text that was set, or removed."""
     return {"kind": "meta", "key": key, "value": value}
 
 
 def head_row(turn: int | None) -> Row:
+    """Where the head was moved to. A turn moves it to itself."""
     return {"kind": "head", "turn": turn}
 
 
 def turn_row(turn: TurnRecord) -> Row:
+    """A turn's text."""
     return {
         "kind": "turn", "id": turn.id, "parent": turn.parent, "prompt": turn.prompt, "reply": turn.reply,
         "system": turn.system, "settings": dict(turn.settings), "finish_reason": turn.finish_reason,
@@ -35,6 +39,7 @@ def turn_row(turn: TurnRecord) -> Row:
 
 
 def realization_row(value: Realization) -> Row:
+    """A turn's tokens, and the names of its blocks."""
     return {
         "kind": "realization", "turn": value.turn, "fingerprint": value.realm.fingerprint, "codec": value.realm.codec,
         "token_ids": tokens_to_text(value.token_ids), "n_tokens": value.n_tokens, "last_block": value.last_block,

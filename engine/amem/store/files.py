@@ -94,7 +94,7 @@ def write_durably(path: Path, chunks: Iterable[Buffer], kind: str | None = None)
         finally:
             os.close(descriptor)
         reach("synced")
-        os.rename(temporary, path)
+        temporary.rename(path)
         reach("renamed")
         sync_folder(path.parent)
         reach("durable")
@@ -110,11 +110,11 @@ def link(source: Path, target: Path) -> int:
     """Hard-link a file, or copy it where links are impossible; returns the bytes that were copied."""
     try:
         os.link(source, target)
-        return 0
     except FileNotFoundError:
         raise
     except OSError:
         return write_durably(target, _pieces(source))
+    return 0
 
 
 def _pieces(path: Path, size: int = 1 << 20) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from amem.store.format import tokens_to_bytes
+from amem.store.fileformat import tokens_to_bytes
 from amem.store.records import GROUP_TOKENS, Tokens
 
 #: The history of no tokens.

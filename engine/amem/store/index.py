@@ -21,12 +21,14 @@ AGENTS = "agents"
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class NameTaken(InputError):
+class NameTakenError(InputError):
     """There is an agent of that name."""
 
 
 @dataclass(frozen=True)
 class IndexRow:
+    """What the index says of an agent; see schema.INDEX."""
+
     key: str
     digest: str
     used: int
@@ -49,6 +51,7 @@ class Index:
             self._reconcile(connection)
 
     def close(self) -> None:
+        """Close the connection."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -71,7 +74,7 @@ class Index:
     def _sound_connection(self) -> sqlite3.Connection:
         if self._connection is not None:
             try:
-                if os.stat(self._path).st_ino == self._inode:
+                if self._path.stat().st_ino == self._inode:
                     self._connection.execute("SELECT count(used) FROM agents").fetchone()
                     return self._connection
             except (FileNotFoundError, sqlite3.DatabaseError) as error:
@@ -89,7 +92,7 @@ class Index:
                 for suffix in ("", "-wal", "-shm"):
                     self._path.with_name(INDEX + suffix).unlink(missing_ok=True)
                 connection, fresh = self._connect(), True
-            self._connection, self._inode = connection, os.stat(self._path).st_ino
+            self._connection, self._inode = connection, self._path.stat().st_ino
             if fresh:
                 connection.execute("BEGIN IMMEDIATE")
                 self._reconcile(connection)
@@ -129,14 +132,15 @@ class Index:
         connection.executemany("DELETE FROM agents WHERE key = ?", [(key,) for key in rows - folders])
         missing = [self._root / AGENTS / key for key in folders - rows]
         for folder in sorted(missing, key=lambda folder: folder.stat().st_mtime):
-            label = self._label(folder)
+            label = self.label_of(folder)
             n_turns = sum(row["kind"] == "turn" for row in transcript.read(folder)[0])
             try:
                 _insert(connection, folder.name, label, files.folder_bytes(folder), n_turns, folder.stat().st_mtime)
             except sqlite3.IntegrityError:
                 self._reports.append(f"two folders hold agent {label.name!r}; {folder} is left aside")
 
-    def _label(self, folder: Path) -> Label:
+    def label_of(self, folder: Path) -> Label:
+        """An agent's label; a damaged one is restored from its transcript. Raises FileNotFoundError: no folder."""
         label = names.read_label(folder)
         if label is not None:
             return label
@@ -152,6 +156,7 @@ class Index:
     # -- rows
 
     def lookup(self, digest: str) -> str | None:
+        """The key of the agent with a label's digest."""
         with self.using() as connection:
             row = connection.execute("SELECT key FROM agents WHERE digest = ?", (digest,)).fetchone()
         return row[0] if row else None
@@ -163,12 +168,12 @@ class Index:
             return [IndexRow(*row) for row in connection.execute(query)]
 
     def add(self, key: str, label: Label, nbytes: int, n_turns: int, place: Callable[[], None]) -> None:
-        """Add an agent; ``place`` puts its folder there. Raises NameTaken."""
+        """Add an agent; ``place`` puts its folder there. Raises NameTakenError."""
         with self.using() as connection:
             try:
                 _insert(connection, key, label, nbytes, n_turns, time.time())
             except sqlite3.IntegrityError as error:
-                raise NameTaken(f"there is an agent {label.name!r} already; take another name or delete it") from error
+                raise NameTakenError(f"there is an agent {label.name!r} already; take another name") from error
             place()
 
     def touch(self, key: str, nbytes: int, n_turns: int) -> None:

@@ -14,6 +14,10 @@ from amem.store.records import Written
 _TRUSTED_S = 1.0  # other processes write too: a measurement of the disk is used for so long
 
 
+def _no_room(_: int) -> int:
+    return 0
+
+
 class Ledger:
     """Counters shared by all agents of one Store object. Thread-safe."""
 
@@ -21,7 +25,7 @@ class Ledger:
         self.root = root
         self.quota = quota
         self.reports: list[str] = []
-        self.make_room: Callable[[int], int] = lambda nbytes: 0
+        self.make_room: Callable[[int], int] = _no_room
         self._lock = threading.Lock()
         self._written = Written(0, 0, 0)
         self._measured_at = -_TRUSTED_S
@@ -29,9 +33,11 @@ class Ledger:
 
     @property
     def written(self) -> Written:
+        """Bytes written so far."""
         return self._written
 
     def wrote(self, *, payload: int = 0, database: int = 0, transcript: int = 0) -> None:
+        """Count bytes that were written."""
         with self._lock:
             old = self._written
             self._written = Written(old.payload + payload, old.database + database, old.transcript + transcript)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import fcntl
 import json
 import os
@@ -48,7 +48,7 @@ class AgentLock:
                 os.close(descriptor)
                 raise
         self._descriptor: int | None = descriptor
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        now = dt.datetime.now().astimezone().isoformat(timespec="seconds")
         note = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now, "brief": brief}).encode()
         try:
             os.ftruncate(descriptor, 0)
@@ -57,6 +57,7 @@ class AgentLock:
             pass  # a full disk: the lock holds all the same, only its holder's name is not known
 
     def release(self) -> None:
+        """Free the lock. May be called twice."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -68,7 +69,7 @@ class AgentLock:
 
 def _is_same(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from amem.errors import InputError, StoreTooNew
 from amem.store import files
-from amem.store.format import FORMAT
+from amem.store.fileformat import FORMAT
 
 LABEL = "name.json"
 MAX_NAME = 128
@@ -22,6 +22,8 @@ MAX_SPACE = 4096
 
 @dataclass(frozen=True)
 class Label:
+    """An agent's name and the space that it belongs to."""
+
     name: str
     space: str
 
@@ -47,6 +49,7 @@ def label(name: str, space: str) -> Label:
 
 
 def write_label(folder: Path, which: Label) -> int:
+    """Write the label into an agent's folder; returns its bytes."""
     text = json.dumps({"format": FORMAT, "name": which.name, "space": which.space}, ensure_ascii=False)
     return files.write_durably(folder / LABEL, [text.encode()])
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from amem.store import facts, files, transcript
 from amem.store.blockfiles import BlockFiles, set_aside
 from amem.store.database import DATABASE, Database
-from amem.store.format import Record, read_record
+from amem.store.fileformat import Record, read_record
 from amem.store.ledger import Ledger
 from amem.store.names import Label
-from amem.store.payload import Damaged
-
+from amem.store.payload import DamagedError
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
@@ -26,7 +25,7 @@ def open_database(folder: Path, label: Label, ledger: Ledger) -> Database:
         ledger.reports.extend(f"agent {label.name!r}: {problem}" for problem in lost)
         database = Database(folder / DATABASE)
     try:
-        _mend_transcript(folder, label, database, ledger)
+        mend_transcript(folder, label, database, ledger)
         _match_files(folder, label, database, ledger)
     except BaseException:
         database.close()
@@ -67,7 +66,7 @@ def salvage(folder: Path) -> list[str]:
     for name in sorted(block_files.names()):
         try:
             records.append(read_record(block_files.path(name)))
-        except Damaged as error:
+        except DamagedError as error:
             lost.append(f"block {name} was set aside: {error}")
             block_files.quarantine(name)
     if bad:
@@ -78,13 +77,30 @@ def salvage(folder: Path) -> list[str]:
     return lost + facts.build(folder, facts.known_rows(rows), records, length)
 
 
-def _mend_transcript(folder: Path, label: Label, database: Database, ledger: Ledger) -> None:
-    if transcript.cut(folder, int(database.get_state("transcript_nbytes") or 0)):
+def mend_transcript(
+    folder: Path, label: Label, database: Database, ledger: Ledger, *, check: bool = False
+) -> None:
+    """Cut off what was never committed; write the transcript anew if it is too short or, with ``check``, damaged."""
+    whole = transcript.cut(folder, int(database.get_state("transcript_nbytes") or 0))
+    if whole and not (check and missing_rows(folder, label, database)):
         return
     length = transcript.write_whole(folder, facts.all_rows(database, label))
     with database.transaction():
         database.set_state("transcript_nbytes", str(length))
-    ledger.reports.append(f"agent {label.name!r}: its transcript was cut short and was written anew from its database")
+    ledger.reports.append(f"agent {label.name!r}: its transcript was damaged and was written anew from its database")
+
+
+def missing_rows(folder: Path, label: Label, database: Database) -> int:
+    """How many of the database's facts the transcript does not tell, or tells otherwise; damaged lines count, too."""
+    rows, bad = transcript.read(folder)
+    told = {_essence(row) for row in rows}
+    kinds = ("agent", "turn", "realization")
+    return bad + sum(_essence(row) not in told for row in facts.all_rows(database, label) if row["kind"] in kinds)
+
+
+def _essence(row: transcript.Row) -> str:
+    """A row without the names of files, which may be evicted later."""
+    return transcript.line({key: value for key, value in row.items() if key not in ("last_block", "tail", "snapshot")})
 
 
 def _match_files(folder: Path, label: Label, database: Database, ledger: Ledger) -> None:

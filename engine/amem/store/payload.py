@@ -1,8 +1,9 @@
 """Named numpy buffers as one safetensors file whose every bit is covered by checksums, and back.
 
-The header is the layout (names, dtypes, shapes, offsets) followed by ``__metadata__``. Each tensor has an xxh3_64 in
-the metadata's ``sums``; the file's checksum is the xxh3_128 of layout and sums. So a part of the tensors can be read
-and verified alone, and equal layouts are parsed once.
+The header is the layout (names, dtypes, shapes, offsets) followed by ``__metadata__``. Consecutive tensors of at least
+256 KiB together form a *span*, and each span has an xxh3_64 in the metadata's ``sums``; the file's checksum is the
+xxh3_128 of layout and sums. So a part of the tensors can be read and verified alone, a span is hashed while it is still
+in the processor's cache, and equal layouts are parsed once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = b'"__metadata__":'
 _ALIGNMENT = 64
 _MAX_HEADER = 100_000_000
-_CHUNK = 1 << 18  # bytes read before they are hashed: small enough to be hashed while still in the CPU's cache
+_SPAN = 1 << 18  # bytes; part of the format
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """A file that is not what was written; its text is the reason, for an error message."""
 
 
@@ -49,17 +50,30 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class TensorLayout:
+class Tensor:
+    """One tensor's place in a file."""
+
     name: str
-    dtype: str  #: numpy's name of it
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     begin: int  #: bytes from the start of the payload
-    end: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tensors that have one sum."""
+
+    tensors: tuple[Tensor, ...]
+    begin: int  #: bytes from the start of the payload
+    nbytes: int
 
 
 @dataclass(frozen=True)
 class Header:
-    layout: tuple[TensorLayout, ...]
+    """What a file says of itself."""
+
+    spans: tuple[Span, ...]
     metadata: dict[str, str]
     checksum: str  #: as computed from layout and sums
     payload_offset: int  #: bytes from the start of the file
@@ -67,7 +81,8 @@ class Header:
 
 def encode(metadata: Mapping[str, str], tensors: Tensors) -> Encoded:
     """Lay tensors out in the order given. No bytes are copied for C-contiguous little-endian arrays."""
-    entries, buffers, sums = [], [], []
+    entries, buffers = [], []
+    sizes: list[int] = []
     position = 0
     for name, given in tensors.items():
         if name == "__metadata__" or not isinstance(given, np.ndarray):
@@ -81,12 +96,12 @@ def encode(metadata: Mapping[str, str], tensors: Tensors) -> Encoded:
         entry = {"dtype": _NAMES[dtype.str], "shape": list(array.shape), "data_offsets": span}
         entries.append(f"{json.dumps(name)}:{_compact(entry)},")
         buffers.append(flat)
-        sums.append(xxhash.xxh3_64_hexdigest(flat))
+        sizes.append(flat.nbytes)
         position += flat.nbytes
     layout = ("{" + "".join(entries)).encode()
-    joined = "".join(sums)
-    checksum = _checksum(layout, joined)
-    full = dict(metadata) | {"checksum": checksum, "sums": joined}
+    sums = "".join(_sum(buffers[first:last]) for first, last in _span_ranges(sizes))
+    checksum = _checksum(layout, sums)
+    full = dict(metadata) | {"checksum": checksum, "sums": sums}
     body = layout + _METADATA + _compact(full).encode() + b"}"
     body += b" " * (-(8 + len(body)) % _ALIGNMENT)
     header = struct.pack("<Q", len(body)) + body
@@ -101,86 +116,99 @@ def _checksum(layout: bytes, sums: str) -> str:
     return xxhash.xxh3_128_hexdigest(layout + sums.encode())
 
 
+def _sum(buffers: Iterable[memoryview]) -> str:
+    digest = xxhash.xxh3_64()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.hexdigest()
+
+
+def _span_ranges(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last (exclusive) tensor of each span, for tensors of these bytes."""
+    first = nbytes = 0
+    for number, size in enumerate(sizes):
+        nbytes += size
+        if nbytes >= _SPAN:
+            yield first, number + 1
+            first, nbytes = number + 1, 0
+    if first < len(sizes):
+        yield first, len(sizes)
+
+
 def read_header(descriptor: int) -> Header:
-    """Read and check a file's header, and that the file is as long as it says. Raises Damaged."""
+    """Read and check a file's header, and that the file is as long as it says. Raises DamagedError."""
     size = os.fstat(descriptor).st_size
     start = os.pread(descriptor, 1 << 16, 0)
     if len(start) < 8:
-        raise Damaged("the file is cut short")
+        raise DamagedError("the file is cut short")
     (length,) = struct.unpack("<Q", start[:8])
     if length > min(size - 8, _MAX_HEADER):
-        raise Damaged("the file is cut short")
+        raise DamagedError("the file is cut short")
     body = start[8 : 8 + length]
     if len(body) < length:
         body += os.pread(descriptor, length - len(body), 8 + len(body))
     split = body.rfind(_METADATA)
     if split < 0:
-        raise Damaged("its header cannot be read")
+        raise DamagedError("its header cannot be read")
     try:
-        layout = _parse_layout(body[:split])
+        spans = _parse_layout(body[:split])
         metadata = json.loads(body[split + len(_METADATA) :].rstrip(b" ")[:-1])
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise Damaged("its header cannot be read")
+            raise DamagedError("its header cannot be read")
         checksum = _checksum(body[:split], metadata["sums"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged("its header cannot be read") from error
-    end = layout[-1].end if layout else 0
-    if size != 8 + length + end:
-        raise Damaged("its length differs from its header's")
-    return Header(layout, metadata, checksum, 8 + length)
+        raise DamagedError("its header cannot be read") from error
+    if size != 8 + length + sum(span.nbytes for span in spans):
+        raise DamagedError("its length differs from its header's")
+    return Header(spans, metadata, checksum, 8 + length)
 
 
 @functools.lru_cache(maxsize=64)
-def _parse_layout(raw: bytes) -> tuple[TensorLayout, ...]:
+def _parse_layout(raw: bytes) -> tuple[Span, ...]:
     entries = json.loads(raw.removesuffix(b",") + b"}")
-    layout = []
+    tensors = []
     position = 0
     for name, entry in entries.items():
-        dtype, shape = DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
+        dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
         begin, end = entry["data_offsets"]
-        if begin != position or min(shape, default=0) < 0 or end - begin != math.prod(shape) * np.dtype(dtype).itemsize:
+        if begin != position or min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError("offsets")
-        layout.append(TensorLayout(name, dtype, shape, begin, end))
+        tensors.append(Tensor(name, dtype, shape, begin, end - begin))
         position = end
-    return tuple(layout)
+    return tuple(
+        Span(tuple(tensors[first:last]), tensors[first].begin, sum(tensor.nbytes for tensor in tensors[first:last]))
+        for first, last in _span_ranges([tensor.nbytes for tensor in tensors])
+    )
 
 
-def read_tensors(
-    descriptor: int, header: Header, names: Collection[str] | None = None
-) -> dict[str, npt.NDArray[Any]]:
-    """Read all tensors, or those named, and verify each against its sum. Raises Damaged, KeyError.
+def read_tensors(descriptor: int, header: Header, names: Collection[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Read all tensors, or those named, and verify each span that is read. Raises DamagedError, KeyError.
 
     Each byte is copied once, from the system into memory of our own: a mapped file could change after it was verified.
     """
     sums = header.metadata["sums"]
-    if len(sums) != 16 * len(header.layout):
-        raise Damaged("its checksums are incomplete")
-    numbered = list(enumerate(header.layout))
+    if len(sums) != 16 * len(header.spans):
+        raise DamagedError("its checksums are incomplete")
+    numbered = list(enumerate(header.spans))
     if names is not None:
         wanted = set(names)
-        if missing := wanted - {tensor.name for tensor in header.layout}:
+        if missing := wanted - {tensor.name for span in header.spans for tensor in span.tensors}:
             raise KeyError(min(missing))
-        numbered = [(i, tensor) for i, tensor in numbered if tensor.name in wanted]
-    memory = np.empty(sum(tensor.end - tensor.begin for _, tensor in numbered), np.uint8)
+        numbered = [(i, span) for i, span in numbered if any(tensor.name in wanted for tensor in span.tensors)]
+    memory = np.empty(sum(span.nbytes for _, span in numbered), np.uint8)
     view = memory.data
     arrays: dict[str, npt.NDArray[Any]] = {}
-    position = first = 0
-    while first < len(numbered):
-        begin = numbered[first][1].begin
-        last, end = first, begin
-        while last < len(numbered) and numbered[last][1].begin == end and (last == first or end - begin < _CHUNK):
-            end = numbered[last][1].end
-            last += 1
-        _fill(descriptor, view[position : position + end - begin], header.payload_offset + begin)
-        for i, tensor in numbered[first:last]:
-            stop = position + tensor.end - tensor.begin
-            piece = view[position:stop]
-            if xxhash.xxh3_64_hexdigest(piece) != sums[16 * i : 16 * i + 16]:
-                raise Damaged(f"tensor {tensor.name!r} does not match its checksum")
-            arrays[tensor.name] = memory[position:stop].view(tensor.dtype).reshape(tensor.shape)
-            position = stop
-        first = last
-    return arrays
+    position = 0
+    for i, span in numbered:
+        piece = view[position : position + span.nbytes]
+        _fill(descriptor, piece, header.payload_offset + span.begin)
+        if xxhash.xxh3_64_hexdigest(piece) != sums[16 * i : 16 * i + 16]:
+            raise DamagedError(f"tensors from {span.tensors[0].name!r} on do not match their checksum")
+        offset = position - span.begin
+        for tensor in span.tensors:
+            arrays[tensor.name] = np.ndarray(tensor.shape, tensor.dtype, memory, offset + tensor.begin)
+        position += span.nbytes
+    return arrays if names is None else {name: arrays[name] for name in names}
 
 
 def _fill(descriptor: int, target: memoryview, offset: int) -> None:
@@ -188,5 +216,5 @@ def _fill(descriptor: int, target: memoryview, offset: int) -> None:
     while done < len(target):
         count = os.preadv(descriptor, [target[done:]], offset + done)
         if count == 0:
-            raise Damaged("the file is cut short")
+            raise DamagedError("the file is cut short")
         done += count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amem.errors import StoreError
 from amem.store.agent import AgentStore
-from amem.store.format import Record
+from amem.store.fileformat import Record
 
 if TYPE_CHECKING:
     from amem.store.store import Store

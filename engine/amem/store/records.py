@@ -38,6 +38,7 @@ class BlockRecord:
 
     @property
     def sealed(self) -> bool:
+        """Whether it is full, and so never changes again."""
         return len(self.token_ids) == BLOCK_TOKENS
 
 
@@ -110,6 +111,7 @@ class Found:
 
     @property
     def n_tokens(self) -> int:
+        """Tokens found in all."""
         return self.n_block_tokens + (self.snapshot.n_open if self.snapshot else 0)
 
 
@@ -135,6 +137,7 @@ class Written:
 
     @property
     def total(self) -> int:
+        """All bytes written."""
         return self.payload + self.database + self.transcript
 
 

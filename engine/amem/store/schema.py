@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from amem.store import files
-from amem.store.format import FORMAT
+from amem.store.fileformat import FORMAT
 from amem.store.names import check_format
 
 AGENT = """

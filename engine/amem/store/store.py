@@ -10,12 +10,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from amem.errors import AgentLocked, InputError, StoreError
 from amem.store import facts, files, names, quota, transcript
 from amem.store.agent import AgentStore
 from amem.store.blockfiles import SUFFIX
-from amem.store.index import AGENTS, Index, NameTaken
+from amem.store.index import AGENTS, Index, NameTakenError
 from amem.store.ledger import Ledger
 from amem.store.lock import AgentLock
 from amem.store.names import Label
@@ -45,6 +46,7 @@ class Store:
 
     @property
     def reports(self) -> list[str]:
+        """What was repaired or lost, in plain sentences, the oldest first."""
         return self._ledger.reports
 
     @property
@@ -54,6 +56,7 @@ class Store:
 
     @property
     def bytes_written(self) -> int:
+        """All bytes that this object wrote (the wear of an SSD)."""
         return self._ledger.written.total
 
     @property
@@ -63,6 +66,7 @@ class Store:
 
     @property
     def disk_quota(self) -> int | None:
+        """Bytes; None: unlimited."""
         return self._ledger.quota
 
     # -- agents
@@ -71,12 +75,14 @@ class Store:
         """All agents, or those of a space, the most recently used first. Needs no agent's lock."""
         entries = []
         for row in reversed(self._index.rows()):
-            label = names.read_label(self.folder(row.key))
-            if label is not None and space in (None, label.space):
-                entries.append(AgentEntry(row.key, label.name, label.space, row.last_used, row.nbytes, row.n_turns))
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                label = self.label(row.key)
+                if space in (None, label.space):
+                    entries.append(AgentEntry(row.key, label.name, label.space, row.last_used, row.nbytes, row.n_turns))
         return entries
 
     def folder(self, key: str) -> Path:
+        """The folder of the agent with a key."""
         return self.root / AGENTS / key
 
     def open(self, name: str, space: str = "", *, create: bool = True) -> AgentStore:
@@ -93,12 +99,12 @@ class Store:
             elif not create:
                 raise InputError(f"there is no agent {name!r} here; {self._known(name, space)}")
             else:
-                with contextlib.suppress(NameTaken):
+                with contextlib.suppress(NameTakenError):
                     return self.create(label, lambda folder: _fill_empty(folder, label))
         raise StoreError(f"agent {name!r} is being created or deleted by another process; try again")
 
     def create(self, label: Label, fill: Callable[[Path], None]) -> AgentStore:
-        """A new agent, whole or not at all: ``fill`` writes transcript, files and database. Raises NameTaken."""
+        """A new agent, whole or not at all: ``fill`` writes transcript, files and database. Raises NameTakenError."""
         key = uuid.uuid4().hex
         folder = self.folder(key + _NEW)
         with files.explained(f"create agent {label.name!r}", self.root):
@@ -128,8 +134,7 @@ class Store:
         key = self._index.lookup(label.digest)
         if key is None:
             raise InputError(f"there is no agent {name!r} here; {self._known(name, space)}")
-        with self._lock:
-            agent = self._open.get(key)
+        agent = self.opened(key)
         if agent is not None:
             agent.close()
         folder, gone = self.folder(key), self.folder(key + _GONE)
@@ -164,7 +169,7 @@ class Store:
             agent.close()
         self._index.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -178,7 +183,17 @@ class Store:
             if self._open.get(agent.key) is agent:
                 del self._open[agent.key]
 
+    def label(self, key: str) -> Label:
+        """An agent's label, which is restored if it is damaged. Raises FileNotFoundError."""
+        return self._index.label_of(self.folder(key))
+
+    def opened(self, key: str) -> AgentStore | None:
+        """The agent with a key, if it is open here."""
+        with self._lock:
+            return self._open.get(key)
+
     def open_keys(self) -> set[str]:
+        """The agents that are open here."""
         with self._lock:
             return set(self._open)
 
@@ -189,13 +204,11 @@ class Store:
     @contextlib.contextmanager
     def borrow(self, key: str) -> Iterator[AgentStore]:
         """An agent for a moment: the one that is open here, or opened and closed again. Raises AgentLocked."""
-        with self._lock:
-            agent = self._open.get(key)
+        agent = self.opened(key)
         if agent is not None:
             yield agent
             return
-        label = names.read_label(self.folder(key))
-        agent = self._attach(key, label, brief=True) if label is not None else None
+        agent = self._attach(key, self.label(key), brief=True)
         if agent is None:
             raise AgentLocked("the agent is being deleted")
         with agent:
@@ -243,5 +256,5 @@ def _fill_empty(folder: Path, label: Label) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    os.rename(source, target)
+    source.rename(target)
     files.sync_folder(target.parent)

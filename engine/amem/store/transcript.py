@@ -24,6 +24,7 @@ Row = Mapping[str, Any]
 
 
 def line(row: Row) -> str:
+    """A row as it stands in the file."""
     text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
     return f'{{"xxh3":"{_sum(text)}","row":{text}}}\n'
 

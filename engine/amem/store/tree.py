@@ -1,5 +1,7 @@
 """The prefix tree of blocks and snapshots in an agent's database, and the search for a token list's longest prefix."""
 
+# ruff: noqa: S608 - what is put into queries are the column lists of this file
+
 from __future__ import annotations
 
 import sqlite3
@@ -10,7 +12,7 @@ import numpy as np
 
 from amem.errors import InputError
 from amem.store import hashes
-from amem.store.format import tokens_from_bytes, tokens_to_bytes
+from amem.store.fileformat import tokens_from_bytes, tokens_to_bytes
 from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, BlockRecord, Found, Realm, SnapshotRecord, Tokens
 
 _BLOCK = "b.id, p.id, b.realm, b.start, b.token_ids, b.checksum, b.nbytes"
@@ -31,10 +33,12 @@ class Tree:
     # -- records
 
     def block(self, name: str) -> BlockRecord | None:
+        """The record of a block, or None."""
         row = self._connection.execute(f"SELECT {_BLOCK} FROM {_BLOCKS} WHERE b.id = ?", (name,)).fetchone()
         return self._block(row) if row else None
 
     def snapshot(self, name: str) -> SnapshotRecord | None:
+        """The record of a snapshot, or None."""
         row = self._connection.execute(f"SELECT {_SNAPSHOT} FROM snapshots WHERE id = ?", (name,)).fetchone()
         return self._snapshot(row) if row else None
 
@@ -44,15 +48,25 @@ class Tree:
         return map(self._block, rows)
 
     def snapshots(self) -> Iterator[SnapshotRecord]:
+        """All snapshots, the oldest first."""
         rows = self._connection.execute(f"SELECT {_SNAPSHOT} FROM snapshots ORDER BY seq").fetchall()
         return map(self._snapshot, rows)
+
+    def records(self) -> list[BlockRecord | SnapshotRecord]:
+        """All blocks, parents first, then all snapshots."""
+        return [*self.blocks(), *self.snapshots()]
 
     def names(self) -> set[str]:
         """The ids of all blocks and snapshots."""
         rows = self._connection.execute("SELECT id FROM blocks UNION ALL SELECT id FROM snapshots")
         return {row[0] for row in rows}
 
+    def knows(self, name: str) -> bool:
+        """Whether there is a block or snapshot of this id."""
+        return self.block(name) is not None or self.snapshot(name) is not None
+
     def n_blocks(self) -> int:
+        """Blocks of all realms."""
         return int(self._connection.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
     def ancestors(self, seq: int) -> list[int]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from amem.errors import InputError
 from amem.store import payload
-from amem.store.payload import Damaged, Encoded
+from amem.store.payload import DamagedError, Encoded
 from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, BlockRecord, Realm, SnapshotRecord, Tokens
 
 #: Version of everything that the store writes. A store of a newer one is refused.
@@ -36,10 +36,12 @@ def as_tokens(token_ids: npt.ArrayLike) -> Tokens:
 
 
 def tokens_to_bytes(token_ids: Tokens) -> bytes:
+    """Little-endian int32."""
     return token_ids.astype("<i4", copy=False).tobytes()
 
 
 def tokens_from_bytes(data: bytes) -> Tokens:
+    """The inverse of tokens_to_bytes; the array is read-only."""
     return np.frombuffer(data, "<i4").astype(np.int32, copy=False)
 
 
@@ -49,6 +51,7 @@ def tokens_to_text(token_ids: Tokens) -> str:
 
 
 def tokens_from_text(text: str) -> Tokens:
+    """The inverse of tokens_to_text. Raises ValueError."""
     return tokens_from_bytes(base64.b64decode(text, validate=True))
 
 
@@ -67,29 +70,30 @@ def metadata_of(record: Record) -> dict[str, str]:
 
 
 def encode(record: Record, tensors: Mapping[str, npt.NDArray[Any]]) -> Encoded:
+    """A record's file, with the checksum that the record is to have. Raises InputError."""
     return payload.encode(metadata_of(record), tensors)
 
 
 def read(path: Path, record: Record, names: Collection[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a record's file. Raises Damaged if it is not the file that was written, KeyError, OSError."""
+    """The tensors of a record's file. Raises DamagedError if it is not the file that was written, KeyError, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         header = payload.read_header(descriptor)
         said = dict(header.metadata)
         said.pop("sums", None)
         if said.pop("checksum", None) != header.checksum:
-            raise Damaged("its header does not match its checksum")
+            raise DamagedError("its header does not match its checksum")
         if said != metadata_of(record):
-            raise Damaged("it describes another block than the database does")
+            raise DamagedError("it describes another block than the database does")
         if header.checksum != record.checksum or os.fstat(descriptor).st_size != record.nbytes:
-            raise Damaged("its checksum is not the one in the database")
+            raise DamagedError("its checksum is not the one in the database")
         return payload.read_tensors(descriptor, header, names)
     finally:
         os.close(descriptor)
 
 
 def read_record(path: Path) -> Record:
-    """The record that a file's own metadata describes. Raises Damaged."""
+    """The record that a file's own metadata describes. Raises DamagedError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         header = payload.read_header(descriptor)
@@ -99,7 +103,7 @@ def read_record(path: Path) -> Record:
     said = header.metadata
     try:
         if said["checksum"] != header.checksum:
-            raise Damaged("its header does not match its checksum")
+            raise DamagedError("its header does not match its checksum")
         realm = Realm(said["fingerprint"], said["codec"])
         record: Record
         if said["kind"] == "snapshot":
@@ -110,11 +114,11 @@ def read_record(path: Path) -> Record:
             parent, start = said["parent"] or None, int(said["start"])
             record = BlockRecord(said["id"], parent, realm, start, token_ids, header.checksum, nbytes)
             if not valid_span(record.start, len(token_ids)):
-                raise Damaged("it describes no block")
+                raise DamagedError("it describes no block")
         if {**metadata_of(record), "checksum": header.checksum, "sums": said["sums"]} != said or record.id != path.stem:
-            raise Damaged("it describes another block than its name does")
+            raise DamagedError("it describes another block than its name does")
     except (KeyError, ValueError, binascii.Error) as error:
-        raise Damaged("its metadata cannot be read") from error
+        raise DamagedError("its metadata cannot be read") from error
     return record
 
 
