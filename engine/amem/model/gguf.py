@@ -111,7 +111,7 @@ def _unpermuted(key: str, array: Any, config: Mapping[str, Any]) -> Any:
         heads = config["num_attention_heads" if ".attn_q." in key else "num_key_value_heads"]
         rows, columns = array.shape
         array = array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
-    return array.astype(mx.float16) if array.dtype == mx.float32 else array
+    return array.astype(mx.float16) if array.ndim == 1 else array
 
 
 def _write_tokenizer(meta: Mapping[str, Any], folder: Path) -> None:

@@ -1,0 +1,49 @@
+# Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# MLX needs a backend of its own on Linux: AMEM_BACKEND=cuda12 (or cuda13) takes the place of cpu there.
+AMEM_BACKEND ?= cpu
+ifeq ($(shell uname -s),Linux)
+EXTRAS := $(AMEM_BACKEND),lab,test
+else
+EXTRAS := lab,test
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help test check demo lab bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "amem needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Run: make PYTHON=python3.11 ..." >&2; \
+	    exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	touch $@
+
+check: $(STAMP)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check  ## lint, types and all tests
+	$(BIN)/python -m pytest
+
+demo: $(STAMP)  ## the quickstart notebook in two kernels, and a table of what the restart cost
+	$(BIN)/python notebooks/demo.py
+
+lab: $(STAMP)  ## JupyterLab on the quickstart notebook
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
+
+bench: $(STAMP)  ## measure, and write the numbers that README quotes
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what make and the tests made, .venv included
+	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
