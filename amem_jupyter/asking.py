@@ -1,0 +1,142 @@
+"""One request from a cell: options and text in, a reply that streams into the page out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from IPython.core.error import UsageError
+
+from amem_jupyter.cells import Cells
+from amem_jupyter.errors import Interrupted, reason
+from amem_jupyter.live import Output
+from amem_jupyter.maps import Maps
+from amem_jupyter.message import body_text, expand, system_text
+from amem_jupyter.parse import Arguments
+from amem_jupyter.protocol import AgentLike, EngineLike
+from amem_jupyter.reply import CellReplies, CellReply
+from amem_jupyter.tables import text_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from amem.results import Event, Reply
+    from amem_jupyter.live import ReplyView
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to generate, as the engine takes it."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | Literal["random"] | None
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a cell asks for."""
+
+    names: tuple[str, ...]
+    text: str
+    settings: Settings
+    system: str | None
+    into: str | None
+    how: str
+    append: bool
+    dry_run: bool
+
+
+def request_of(arguments: Arguments, body: str | None, user_ns: Mapping[str, Any], defaults: Settings,
+               how: str) -> Request:  # fmt: skip
+    """The request that a line and a body make; nothing has been asked yet, and every mistake in them is found here."""
+    text = arguments.rest if body is None else body_text(body)
+    if not arguments.get("raw", False):
+        text = expand(text, user_ns)
+    if not text.strip():
+        below = "write it in the lines below the first" if body is not None else "write it after the name"
+        raise UsageError(f"there is no message: {below}")
+    name = arguments.get("NAME")
+    system = arguments.get("system")
+    given = {key: value for key, value in arguments.values.items() if key in asdict(defaults)}
+    return Request(
+        names=name if isinstance(name, tuple) else (name,),
+        text=text,
+        settings=Settings(**{**asdict(defaults), **given}),
+        system=None if system is None else system_text(system),
+        into=arguments.get("into"),
+        how=arguments.get("format", how),
+        append=arguments.get("append", False),
+        dry_run=arguments.get("dry_run", False),
+    )
+
+
+def dry_run_text(request: Request) -> str:
+    """What `--dry-run` shows: the text as it would be sent, and how it would be answered."""
+    settings = ", ".join(f"{name} {value!r}" for name, value in asdict(request.settings).items())
+    system = [] if request.system is None else [f"system: {request.system}"]
+    names = ", ".join(request.names)
+    return "\n".join([f"would be sent to {names} ({settings}):", *system, request.text, "", "nothing was sent"])
+
+
+def stream_reply(agent: AgentLike, request: Request, view: ReplyView, maps: Maps, cells: Cells) -> CellReply:
+    """Ask, and show the reply as it comes.
+
+    An interrupt is shown and raised on, so that the queued cells stop; the engine leaves the agent as it was.
+    """
+    reply: Reply | None = None
+    maps.began(agent.name)
+    try:
+        # Leaving early must cancel the request now, not when the iterator happens to be collected.
+        stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
+        with closing(cast("Generator[Event]", stream)) as events:
+            n_pieces = 0
+            for event in events:
+                n_pieces += bool(event.text)
+                reply = event.reply or reply
+                view.take(event)
+                maps.event(agent.name, event, n_pieces)
+    except BaseException as error:
+        why = reason(error, agent.name)
+        view.stop(why)
+        maps.changed(agent.name)
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(why) from None
+        raise
+    assert reply is not None, "the last event of a stream has the reply"
+    view.finish(reply)
+    maps.changed(agent.name)
+    return CellReply(reply, cells, request.how)
+
+
+def ask_together(engine: EngineLike, request: Request, maps: Maps, cells: Cells) -> CellReplies:
+    """Ask several agents in one batch, and show their replies side by side when all are there."""
+    output = Output()
+    names = ", ".join(request.names)
+    output.show(text_picture(f"asking {names} …"))
+    for name in request.names:
+        maps.began(name)
+    try:
+        replies = engine.ask_all(dict.fromkeys(request.names, request.text), **_wish(request, cells))
+    except BaseException as error:
+        why = reason(error, names)
+        output.show(text_picture(why))
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(why) from None
+        raise
+    finally:
+        for name in request.names:
+            maps.changed(name)
+    shown = CellReplies({name: CellReply(replies[name], cells, request.how) for name in request.names}, cells)
+    output.show(*shown.shown())
+    return shown
+
+
+def _wish(request: Request, cells: Cells) -> dict[str, Any]:
+    """The settings of a request, and who makes it, as the engine takes them."""
+    place = {"cell_id": cells.cell_id, "execution": cells.execution, "append": request.append}
+    return {**asdict(request.settings), **place}

@@ -1,0 +1,198 @@
+"""The table of the magics' commands and options: grammar, help, docstrings and completion all come from it."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Converter = Callable[[str], object]
+
+
+def whole_number(minimum: int) -> Converter:
+    """A converter to an integer of at least `minimum`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise ValueError(f"a whole number of at least {minimum}")
+        return value
+
+    return convert
+
+
+def real_number(low: float, high: float, *, above: bool = False) -> Converter:
+    """A converter to a number from `low` (excluded if `above`) to `high`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (low <= value <= high) or (above and value == low) or math.isinf(value):
+            bounds = f"{'above' if above else 'from'} {low:g}" + ("" if math.isinf(high) else f" up to {high:g}")
+            raise ValueError(f"a number {bounds}")
+        return value
+
+    return convert
+
+
+def seed(text: str) -> int | str:
+    """A converter to a seed: a whole number, or "random"."""
+    if text == "random":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError('a whole number or "random"') from None
+
+
+def variable(text: str) -> str:
+    """A converter to the name of a variable."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ValueError("the name of a Python variable")
+    return text
+
+
+def stop_text(text: str) -> str:
+    r"""A converter to a stop string, in which \n and \t stand for a line's end and a tab."""
+    if not text:
+        raise ValueError("a text of at least one character")
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: a switch if it has no `metavar`, else a flag with a value."""
+
+    flag: str
+    metavar: str
+    help: str
+    convert: Converter = str
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+    excludes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its key among the parsed values."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Positional:
+    """One word of a command. Its `kind` says what completes it: agent, new agent, turn, model, command or text."""
+
+    name: str
+    kind: str
+    required: bool = True
+    many: bool = False
+    convert: Converter = str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One magic, or one subcommand of %amem.
+
+    `message` says where its text is: "cell" (the body), "line" (the rest of the line) or "" (it has none).
+    """
+
+    name: str
+    summary: str
+    positionals: tuple[Positional, ...] = ()
+    options: tuple[Option, ...] = ()
+    message: str = ""
+    notes: tuple[str, ...] = ()
+
+    def option(self, flag: str) -> Option | None:
+        """The option that is written `flag`."""
+        return next((option for option in self.options if option.flag == flag), None)
+
+
+FORMATS = ("md", "text", "code")
+
+SAMPLING = (
+    Option("--max-tokens", "N", "most tokens to generate", whole_number(1)),
+    Option("--temperature", "T", "0 is greedy, higher is more varied", real_number(0.0, math.inf)),
+    Option("--top-p", "P", "sample from the likeliest tokens that make up P", real_number(0.0, 1.0, above=True)),
+    Option("--seed", "N", 'seed of the sampling, or "random"; without it a repeated request repeats its reply', seed),
+    Option("--stop", "TEXT", r"end the reply before TEXT; may be given again; \n is a line's end", stop_text,
+           repeatable=True),
+)  # fmt: skip
+
+SYSTEM = Option("--system", "TEXT", "the agent's instructions, or @FILE to read them from; only before its first turn")
+
+ASKING = (
+    Option("--format", "HOW", "show the reply as md (Markdown), text or code", choices=FORMATS),
+    Option("--raw", "", "send the text untouched: {{name}} is not replaced"),
+    Option("--append", "", "add a turn even if this cell has asked before"),
+    Option("--dry-run", "", "show what would be sent, and send nothing"),
+)
+
+INTO = Option("--into", "VAR", "keep the reply in the variable VAR too", variable)
+
+BRACES = (
+    "{{name}} in the text is replaced by that variable, or any expression, of yours; --raw sends braces as they are."
+)
+
+NAME = Positional("NAME", "agent")
+NAMES = Positional("NAME", "agent", many=True)
+TURN = Positional("TURN", "turn", convert=whole_number(0))
+
+CELL_AGENT = Command(
+    "%%agent", "send the cell's text to an agent; its reply streams into the cell", (NAME,),
+    (*SAMPLING, SYSTEM, INTO, *ASKING), message="cell",
+    notes=(BRACES, "A cell that is run again replaces the turn it made before; the earlier one stays as a branch."),
+)  # fmt: skip
+
+LINE_AGENT = Command(
+    "%agent", "send the rest of the line to an agent", (NAME,), (*SAMPLING, SYSTEM, INTO, *ASKING), message="line",
+    notes=("Options go before the text. -- ends them, for a text that begins with a dash.", BRACES),
+)  # fmt: skip
+
+CELL_AGENTS = Command(
+    "%%agents", "send the cell's text to several agents at once; their replies stand side by side", (NAMES,),
+    (*SAMPLING, Option("--into", "VAR", "keep the replies in the variable VAR, by agent", variable), *ASKING),
+    message="cell", notes=(BRACES,),
+)  # fmt: skip
+
+SUBCOMMANDS = (
+    Command("status", "the engine and its agents: residency, tokens, bytes, last time to first token"),
+    Command("load", "load a model: a hub id or a local folder; without one, that of the settings or the bundled one",
+            (Positional("MODEL", "model", required=False),),
+            (Option("--codec", "NAME", 'how K and V are stored, e.g. q4; "auto" lets the engine choose'),
+             Option("--memory", "SIZE", "the most that K and V may take in memory, e.g. 2GB"),
+             Option("--disk", "SIZE", "the most that the store may take on disk"),
+             Option("--store", "DIR", "where agents are kept"))),
+    Command("agents", "the names of this space's agents"),
+    Command("map", "a picture of an agent's blocks, live while cells run", (NAME,)),
+    Command("tree", "an agent's turns with their branches", (NAME,)),
+    Command("history", "an agent's conversation up to where it stands", (NAME,),
+            (Option("--last", "N", "only the last N turns", whole_number(1)),)),
+    Command("fork", "a new agent that starts with all of NAME's state; nothing is copied",
+            (NAME, Positional("NEW", "new agent")),
+            (Option("--at", "TURN", "fork at this turn instead of where NAME stands", whole_number(0)),)),
+    Command("rewind", "take an agent's last turn back, or its last TURNS; they stay as a branch",
+            (NAME, Positional("TURNS", "number", required=False, convert=whole_number(1)))),
+    Command("checkout", "stand an agent on another turn of its tree", (NAME, TURN)),
+    Command("evict", "take agents' K and V out of memory; they stay on disk", (NAMES,)),
+    Command("restore", "bring agents' K and V from disk into memory", (NAMES,)),
+    Command("pin", "keep agents in memory", (NAMES,)),
+    Command("unpin", "let agents be evicted again", (NAMES,)),
+    Command("delete", "delete an agent: its text, its K and V, its files", (NAME,),
+            (Option("--yes", "", "do it; nothing brings it back"),)),
+    Command("verify", "read all stored blocks and compare them with their checksums"),
+    Command("space", "show this notebook's space of agents, or change to SPACE",
+            (Positional("SPACE", "text", required=False),)),
+    Command("release", "close the engine: the model leaves memory, and other kernels may use the agents"),
+    Command("config", "the defaults of this notebook; with a name and a value, set one",
+            (Positional("OPTION", "setting", required=False), Positional("VALUE", "text", required=False))),
+    Command("help", "this list, or one command in full", (Positional("COMMAND", "command", required=False),)),
+)  # fmt: skip
+
+BY_NAME = {command.name: command for command in SUBCOMMANDS}
+MAGICS = {command.name: command for command in (CELL_AGENT, LINE_AGENT, CELL_AGENTS)}

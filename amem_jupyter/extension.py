@@ -1,0 +1,61 @@
+"""Puts the magics, their hooks and their completer into a shell, and takes all of them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from amem_jupyter.completion import Completion
+from amem_jupyter.errors import is_refusal
+from amem_jupyter.magics import AmemMagics
+
+BUNDLED = "smollm2-135m"
+
+_attached: dict[InteractiveShell, tuple[AmemMagics, Completion]] = {}
+
+
+def attach(shell: InteractiveShell) -> None:
+    """Attach to a shell; what was attached before is taken out first, so that there is one of each."""
+    detach(shell)
+    magics = AmemMagics(shell)
+    shell.register_magics(magics)
+    magics.cells.at_start.append(lambda: magics.maps.cell_began(magics.cells.cell_id))
+    magics.cells.at_end.append(magics.maps.cell_ended)
+    magics.cells.attach()
+    completion = Completion(shell, lambda kind: names_of(magics, kind))
+    completion.attach()
+    _attached[shell] = (magics, completion)
+
+
+def detach(shell: InteractiveShell) -> None:
+    """Take our magics, hooks and completer out; the engine stays with the shell's session."""
+    if shell not in _attached:
+        return
+    magics, completion = _attached.pop(shell)
+    completion.detach()
+    magics.cells.detach()
+    magics.maps.forget()
+    manager = shell.magics_manager
+    for kind, names in type(magics).magics.items():
+        for name in names:
+            manager.magics[kind].pop(name, None)
+    manager.registry.pop(type(magics).__name__, None)
+    shell.configurables[:] = [other for other in shell.configurables if other is not magics]
+
+
+def names_of(magics: AmemMagics, kind: str) -> Iterable[str]:
+    """The names that complete a word of a command. Completing loads no engine."""
+    engine = magics.session.engine
+    if kind == "setting":
+        return magics.options()
+    if kind == "model":
+        return [BUNDLED]
+    if kind != "agent" or engine is None:
+        return []
+    try:
+        return engine.agents()
+    except Exception as error:
+        if is_refusal(error):
+            return []
+        raise

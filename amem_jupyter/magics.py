@@ -1,0 +1,177 @@
+"""The magics %%agent, %%agents, %agent and %amem, with their configuration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from traitlets import Enum, Float, Integer, TraitError, Unicode
+
+from amem_jupyter.asking import Request, Settings, ask_together, dry_run_text, request_of, stream_reply
+from amem_jupyter.cells import Cells
+from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT
+from amem_jupyter.errors import in_one_line, is_refusal
+from amem_jupyter.live import CardView, Output, ReplyView, TerminalView
+from amem_jupyter.manual import describe, overview
+from amem_jupyter.maps import Maps
+from amem_jupyter.parse import Arguments, parse, parse_amem
+from amem_jupyter.protocol import EngineLike
+from amem_jupyter.reply import CellReplies, CellReply
+from amem_jupyter.session import EngineSettings, Session, session_of
+from amem_jupyter.space import default_space
+from amem_jupyter.subcommands import Subcommands
+from amem_jupyter.tables import text_picture
+
+if TYPE_CHECKING:
+    from amem.results import BlockMap
+
+
+@magics_class
+class AmemMagics(Magics):
+    """amem's defaults in this notebook. Those of the engine count from the next %amem load on."""
+
+    model = Unicode("", help="model to load: a hub id or a folder (default: AMEM_MODEL, or the bundled one)").tag(
+        config=True
+    )
+    store = Unicode("", help="folder that keeps the agents (default: AMEM_STORE, or ~/.amem)").tag(config=True)
+    space = Unicode("", help="space of the agents (default: the notebook's path)").tag(config=True)
+    memory = Unicode("", help='most memory for K and V, e.g. "2GB" (default: AMEM_MEMORY)').tag(config=True)
+    disk = Unicode("", help='most disk for the store, e.g. "10GB"').tag(config=True)
+    codec = Unicode("auto", help="how K and V are stored").tag(config=True)
+    attention = Enum(["auto", "reference", "cpu"], "auto", help="attention backend").tag(config=True)
+    max_tokens = Integer(512, min=1, help="most tokens of a reply").tag(config=True)
+    temperature = Float(0.0, min=0.0, help="0 is greedy").tag(config=True)
+    top_p = Float(1.0, min=0.0, max=1.0, help="sample from the likeliest tokens that make up this much").tag(
+        config=True
+    )
+    format = Enum(FORMATS, "md", help="how replies are shown").tag(config=True)
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.session: Session = session_of(shell)
+        self.cells = Cells(shell)
+        self.maps = Maps(self._block_map)
+        self._subcommands = Subcommands(self)
+
+    @no_var_expand
+    @line_cell_magic
+    def agent(self, line: str, cell: str | None = None) -> CellReply | None:
+        """Send the cell, or the rest of the line, to an agent."""
+        with in_one_line():
+            return self._ask_one(parse(LINE_AGENT if cell is None else CELL_AGENT, line), cell)
+
+    @no_var_expand
+    @cell_magic
+    def agents(self, line: str, cell: str) -> CellReplies | None:
+        """Send the cell to several agents."""
+        with in_one_line():
+            return self._ask_all(parse(CELL_AGENTS, line), cell)
+
+    @no_var_expand
+    @line_magic
+    def amem(self, line: str) -> None:
+        """Commands on the engine and its agents."""
+        with in_one_line():
+            self._subcommands.run(parse_amem(line))
+
+    def engine(self) -> EngineLike:
+        """The engine: the one at hand, or a new one with this notebook's settings."""
+        return self.session.engine or self.open(self.settings())
+
+    def open(self, settings: EngineSettings) -> EngineLike:
+        """An engine with these settings, and a line that says how its loading goes."""
+        output = Output()
+        before = self.session.engine
+        engine = self.session.open(settings, lambda words: output.show(text_picture(words)))
+        if engine is not before:
+            self.maps.forget()
+        return engine
+
+    def settings(self, **changes: str | None) -> EngineSettings:
+        """The engine's arguments: `changes`, else what was chosen by hand, the configuration, the environment."""
+        configured = EngineSettings(
+            model=self.model or os.environ.get("AMEM_MODEL") or None,
+            store=self.store or os.environ.get("AMEM_STORE") or None,
+            space=self.space or default_space(self.shell.user_ns),
+            memory=self.memory or os.environ.get("AMEM_MEMORY") or None,
+            disk=self.disk or None,
+            codec=self.codec,
+            attention=self.attention,
+        )
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(configured, **{**self.session.chosen, **given})
+
+    def options(self) -> dict[str, Any]:
+        """The configuration by name."""
+        return {name: getattr(self, name) for name in type(self).class_own_traits(config=True)}
+
+    def set_option(self, name: str, text: str) -> None:
+        """Set one option from a text."""
+        try:
+            self.set_trait(name, self.traits()[name].from_string(text))
+        except (TraitError, ValueError) as error:
+            raise UsageError(f"{name} cannot be {text!r}: {error}") from None
+
+    def _ask_one(self, arguments: Arguments, body: str | None) -> CellReply | None:
+        request = self._request(arguments, body)
+        if request.dry_run:
+            Output().show(text_picture(dry_run_text(request)))
+            return None
+        name = request.names[0]
+        agent = self.engine().agent(name)
+        reply = stream_reply(agent, request, self._view(name, request.how), self.maps, self.cells)
+        self._say_if_cells_have_no_ids()
+        self._keep(request, reply)
+        return reply
+
+    def _ask_all(self, arguments: Arguments, body: str) -> CellReplies | None:
+        request = self._request(arguments, body)
+        if request.dry_run:
+            Output().show(text_picture(dry_run_text(request)))
+            return None
+        replies = ask_together(self.engine(), request, self.maps, self.cells)
+        self._keep(request, replies)
+        return replies
+
+    def _request(self, arguments: Arguments, body: str | None) -> Request:
+        defaults = Settings(self.max_tokens, self.temperature, self.top_p, None, ())
+        return request_of(arguments, body, self.shell.user_ns, defaults, self.format)
+
+    def _keep(self, request: Request, value: object) -> None:
+        if request.into is not None:
+            self.shell.user_ns[request.into] = value
+
+    def _say_if_cells_have_no_ids(self) -> None:
+        """Say, once in a kernel, that running a cell again adds a turn here."""
+        if self._has_page and self.cells.cell_id is None and "no cell ids" not in self.session.said:
+            self.session.said.add("no cell ids")
+            Output().show(text_picture("no cell ids come from this front end: a cell that is run again adds a turn"))
+
+    @property
+    def _has_page(self) -> bool:
+        """Whether outputs go to a notebook, and not to a terminal."""
+        return hasattr(self.shell, "kernel")
+
+    def _view(self, agent: str, how: str) -> ReplyView:
+        return CardView(agent, how) if self._has_page else TerminalView(agent)
+
+    def _block_map(self, agent: str) -> BlockMap | None:
+        """The blocks of an agent that is still there, for a map in passing: it must not fail a cell."""
+        engine = self.session.engine
+        try:
+            return engine.agent(agent).block_map() if engine is not None and agent in engine.agents() else None
+        except Exception as error:
+            if is_refusal(error):
+                return None
+            raise
+
+
+AmemMagics.agent.__doc__ = f"{describe(CELL_AGENT)}\n\n{describe(LINE_AGENT)}"
+AmemMagics.agents.__doc__ = describe(CELL_AGENTS)
+AmemMagics.amem.__doc__ = overview()

@@ -1,0 +1,200 @@
+"""The words of the pictures: numbers for people, glyphs, colours, and HTML with inline styles only. No IPython here.
+
+Every mark is a glyph as well as a colour, since GitHub strips styles and text has none; colours are middle tones that
+read on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
+
+if TYPE_CHECKING:
+    from amem.results import BlockInfo, ReplyMetrics
+
+LINE = "rgba(128,128,128,0.3)"
+MONO = "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace"
+SMALL = "font-size:12px;line-height:1.6"
+
+RESIDENCY = {"hot": ("■", "#d9730d"), "warm": ("▨", "#b08800"), "cold": ("□", "#5b8fc9"), "empty": ("·", "#888888")}
+WHERE = {"hot": "in memory", "warm": "on disk", "cold": "to be computed", "empty": "no turn yet"}
+NEW, SHARED, TAIL, OPEN = "⁺", "ˢ", "ᵗ", "ᵒ"
+GREEN = "#2f9e5f"
+ACCENT = "#5b8fc9"
+STOPPED = "#c9543b"
+
+PARTS = (
+    ("queue", "queue_ms", "·", "#8a8f98"),
+    ("match", "match_ms", "╌", "#8a63d2"),
+    ("restore", "restore_ms", "░", "#3b8fd9"),
+    ("prefill", "prefill_ms", "█", "#d9952b"),
+    ("first decode", "first_decode_ms", "▓", "#2f9e5f"),
+)
+BAR_WIDTH = 36
+
+_markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table").disable("image")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Something to show, in both of its forms."""
+
+    html: str
+    text: str
+
+    def bundle(self) -> dict[str, str]:
+        """It as a MIME bundle."""
+        return {"text/html": self.html, "text/plain": self.text}
+
+
+def esc(text: object) -> str:
+    """Text for HTML."""
+    return html.escape(str(text))
+
+
+def span(text: str, style: str, title: str = "") -> str:
+    """Marked-up text in a style."""
+    hint = f' title="{esc(title)}"' if title else ""
+    return f'<span style="{style}"{hint}>{text}</span>'
+
+
+def div(content: str, style: str = "") -> str:
+    """A line or a block of marked-up text."""
+    return f'<div style="{style}">{content}</div>' if style else f"<div>{content}</div>"
+
+
+def faint(text: str) -> str:
+    """Text that steps back."""
+    return span(text, "opacity:0.7")
+
+
+def markdown(text: str) -> str:
+    """A reply as HTML: its own tags are shown, not obeyed, and no image is fetched."""
+    return str(_markdown.render(text))
+
+
+def duration(ms: float) -> str:
+    """Milliseconds for a person."""
+    if ms >= 10_000:
+        return f"{ms / 1000:.1f} s"
+    if ms >= 1000:
+        return f"{ms / 1000:.2f} s"
+    return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"
+
+
+def size(nbytes: int) -> str:
+    """Bytes for a person, in powers of ten."""
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5 or unit == "GB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """A number with its noun."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def shares(values: Sequence[float], width: int) -> list[int]:
+    """`width` cells dealt out in proportion; what is above a two hundredth of the whole gets at least one."""
+    total = sum(values)
+    if total <= 0:
+        return [0] * len(values)
+    cells = [max(round(value / total * width), int(value > total / 200)) for value in values]
+    cells[cells.index(max(cells))] += width - sum(cells)
+    return cells
+
+
+def ttft_bar(metrics: ReplyMetrics) -> Picture:
+    """The parts of the time to first token as a bar of glyphs."""
+    cells = shares([getattr(metrics, name) for _, name, _, _ in PARTS], BAR_WIDTH)
+    marks = [(glyph * n, colour) for n, (_, _, glyph, colour) in zip(cells, PARTS, strict=True) if n]
+    colours = "".join(span(text, f"color:{colour};background-color:{colour}") for text, colour in marks)
+    return Picture(span(colours, f"{MONO};font-size:9px;line-height:1"), "".join(text for text, _ in marks))
+
+
+def ttft_legend(metrics: ReplyMetrics) -> Picture:
+    """The parts in numbers, each with its glyph of the bar."""
+    rich, plain = [], []
+    for label, name, glyph, colour in PARTS:
+        value = duration(getattr(metrics, name))
+        rich.append(f"{span(glyph, f'color:{colour};{MONO}')} {label} {value}")
+        plain.append(f"{glyph} {label} {value}")
+    return Picture(" &nbsp;".join(rich), "  ".join(plain))
+
+
+def block_mark(block: BlockInfo) -> str:
+    """The glyphs of one block: where it is, then what else is true of it."""
+    flags = (OPEN if block.kind == "open" else TAIL if block.kind == "tail" else "") + (SHARED if block.shared else "")
+    return RESIDENCY[block.residency][0] + flags + (NEW if block.new else "")
+
+
+def block_words(block: BlockInfo) -> str:
+    """One block in words."""
+    words = [
+        f"block {block.index}",
+        f"tokens {block.start}-{block.start + block.n_tokens - 1}",
+        block.kind,
+        WHERE[block.residency],
+        *(["shared"] if block.shared else []),
+        *(["new"] if block.new else []),
+        size(block.nbytes),
+    ]
+    return " · ".join(words)
+
+
+def block_strip(blocks: Sequence[BlockInfo], glyph_size: int = 15) -> Picture:
+    """One mark per block."""
+    rich = []
+    for block in blocks:
+        glyph, colour = RESIDENCY[block.residency]
+        flags = block_mark(block)[1:]
+        under = f"2px solid {GREEN if block.new else 'transparent'}"
+        mark = span(glyph, f"color:{colour};border-bottom:{under}") + (
+            span(flags, f"color:{GREEN if block.new else '#888888'}") if flags else ""
+        )
+        rich.append(span(mark, "white-space:nowrap", block_words(block)))
+    style = f"{MONO};font-size:{glyph_size}px;line-height:1.5"
+    return Picture(span(" ".join(rich), style), " ".join(block_mark(block) for block in blocks))
+
+
+def strip_legend(blocks: Sequence[BlockInfo]) -> str:
+    """What the marks of these blocks mean: only those that occur."""
+    words = [f"{glyph} {WHERE[where]}" for where, (glyph, _) in RESIDENCY.items()
+             if any(block.residency == where for block in blocks)]  # fmt: skip
+    words += [f"{SHARED} shared"] if any(block.shared for block in blocks) else []
+    words += [f"{NEW} new"] if any(block.new for block in blocks) else []
+    words += [f"{TAIL} partly filled"] if any(block.kind == "tail" for block in blocks) else []
+    words += [f"{OPEN} open, exact"] if any(block.kind == "open" for block in blocks) else []
+    return "  ".join(words)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> Picture:
+    """A table of plain text cells; columns in `numeric` are set to the right."""
+    cell = f"padding:2px 10px 2px 0;border:none;border-bottom:1px solid {LINE};background:transparent"
+
+    def aligned(index: int) -> str:
+        return f"{cell};text-align:{'right' if index in numeric else 'left'}"
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f'<{tag} style="{aligned(i)}">{esc(c)}</{tag}>' for i, c in enumerate(cells)) + "</tr>"
+
+    body = "".join(row(cells, "td") for cells in rows)
+    rich = (
+        f'<table style="border-collapse:collapse;border:none;margin:4px 0;{SMALL}">'
+        f"<thead>{row(head, 'th')}</thead><tbody>{body}</tbody></table>"
+    )
+    widths = [max(len(cells[i]) for cells in (head, *rows)) for i in range(len(head))]
+    lines = [
+        "  ".join(
+            c.rjust(w) if i in numeric else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        for cells in (head, *rows)
+    ]
+    return Picture(rich, "\n".join(line.rstrip() for line in lines))

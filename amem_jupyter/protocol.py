@@ -1,0 +1,110 @@
+"""What this layer asks of an engine: the public interface of `amem`, which a scripted engine can stand in for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from amem.results import AgentStatus, BlockMap, EngineStatus, Event, Reply, TurnInfo
+
+
+class AgentLike(Protocol):
+    """One agent of an engine."""
+
+    name: str
+
+    @property
+    def status(self) -> AgentStatus:
+        """Its residency and sizes now."""
+        ...
+
+    @property
+    def turns(self) -> list[TurnInfo]:
+        """The turns on its head's path."""
+        ...
+
+    def stream(
+        self,
+        message: str,
+        *,
+        max_tokens: int = ...,
+        temperature: float = ...,
+        top_p: float = ...,
+        seed: int | Literal["random"] | None = ...,
+        stop: Sequence[str] = ...,
+        system: str | None = ...,
+        cell_id: str | None = ...,
+        execution: str | None = ...,
+        append: bool = ...,
+    ) -> Iterator[Event]:
+        """Ask; the last event has the reply. Closing the iterator cancels, and leaves the agent as it was."""
+        ...
+
+    def tree(self) -> list[TurnInfo]:
+        """All turns, branches too."""
+        ...
+
+    def block_map(self) -> BlockMap:
+        """The blocks of its head."""
+        ...
+
+    def rewind(self, turns: int = 1) -> object:
+        """Take turns back."""
+        ...
+
+    def fork(self, name: str, *, at: int | None = None) -> AgentLike:
+        """A new agent with its state."""
+        ...
+
+    def checkout(self, turn: int) -> object:
+        """Stand on another turn."""
+        ...
+
+    def evict(self) -> object:
+        """Take its K/V out of memory."""
+        ...
+
+    def restore(self) -> object:
+        """Bring its K/V into memory."""
+        ...
+
+    def pin(self) -> object:
+        """Keep it in memory."""
+        ...
+
+    def unpin(self) -> object:
+        """Let it be evicted."""
+        ...
+
+    def delete(self) -> object:
+        """Delete all about it."""
+        ...
+
+
+class EngineLike(Protocol):
+    """An engine."""
+
+    def agent(self, name: str) -> AgentLike:
+        """The agent of that name, made if it is new."""
+        ...
+
+    def agents(self) -> list[str]:
+        """The names of the space's agents."""
+        ...
+
+    def ask_all(self, messages: Mapping[str, str], **options: Any) -> dict[str, Reply]:
+        """Ask several agents in one batch."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """The engine now."""
+        ...
+
+    def verify(self) -> object:
+        """Check the store."""
+        ...
+
+    def close(self) -> None:
+        """End it; agents stay on disk."""
+        ...

@@ -1,0 +1,115 @@
+"""The engine of one kernel: made when it is first needed, kept across reloads of the extension."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from amem_jupyter.markup import duration
+from amem_jupyter.parse import nearest
+from amem_jupyter.protocol import AgentLike, EngineLike
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The arguments of an engine; None leaves the choice to it."""
+
+    model: str | None = None
+    store: str | None = None
+    space: str = "default"
+    memory: str | None = None
+    disk: str | None = None
+    codec: str = "auto"
+    attention: str = "auto"
+
+
+def open_engine(settings: EngineSettings, progress: Callable[[str], None]) -> EngineLike:
+    """A real engine. Here, and only here, MLX comes in."""
+    try:
+        from amem import Engine
+    except ImportError as error:
+        raise UsageError(f"amem's engine cannot be imported: {error}") from error
+    engine: EngineLike = Engine(
+        model=settings.model,
+        store=settings.store,
+        space=settings.space,
+        memory=settings.memory,
+        disk=settings.disk,
+        codec=settings.codec,
+        attention=settings.attention,
+        progress=progress,
+    )
+    return engine
+
+
+class Session:
+    """Holds the engine, the settings that it was made with, and what the person chose by hand."""
+
+    def __init__(self) -> None:
+        self.engine: EngineLike | None = None
+        self.opened_with: EngineSettings | None = None
+        self.chosen: dict[str, str] = {}  #: settings that %amem load and space gave, by name
+        self.said: set[str] = set()  #: what is said once only
+
+    def open(self, wanted: EngineSettings, tell: Callable[[str], None]) -> EngineLike:
+        """The engine for these settings; the one at hand if it has them.
+
+        A new one is made before the old one is closed, so that a model that cannot be loaded changes nothing.
+        """
+        if self.engine is not None and wanted == self.opened_with:
+            return self.engine
+        name = wanted.model or "the bundled model"
+        tell(f"loading {name} …")
+        began = time.perf_counter()
+        try:
+            engine = open_engine(wanted, tell)
+        except BaseException:
+            tell(f"{name} was not loaded")
+            raise
+        old, self.engine, self.opened_with = self.engine, engine, wanted
+        if old is not None:
+            old.close()
+        status = engine.status()
+        blas = f" · {status.blas}" if status.blas else ""
+        took = duration((time.perf_counter() - began) * 1000)
+        tell(f"{status.model} loaded in {took} · {status.codec} · {status.device}, {status.attention} attention{blas}")
+        return engine
+
+    def close(self) -> bool:
+        """Close the engine; False if there is none."""
+        engine, self.engine, self.opened_with = self.engine, None, None
+        if engine is None:
+            return False
+        engine.close()
+        return True
+
+
+def existing_agent(engine: EngineLike, name: str) -> AgentLike:
+    """An agent that is there; a name that is not is an error, and makes no agent."""
+    names = engine.agents()
+    if name not in names:
+        others = nearest(name, names) or (f"; there are {', '.join(names)}" if names else "; there is none yet")
+        raise UsageError(f"no agent {name!r} in this space{others}")
+    return engine.agent(name)
+
+
+_sessions: WeakKeyDictionary[InteractiveShell, Session] = WeakKeyDictionary()
+
+
+def session_of(shell: InteractiveShell) -> Session:
+    """The shell's session, made at the first call."""
+    if shell not in _sessions:
+        _sessions[shell] = Session()
+    return _sessions[shell]
+
+
+@atexit.register
+def _close_all() -> None:
+    for session in list(_sessions.values()):
+        session.close()

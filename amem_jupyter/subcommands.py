@@ -1,0 +1,176 @@
+"""What each subcommand of %amem does: a method per row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from amem_jupyter.commands import BY_NAME, MAGICS
+from amem_jupyter.live import Output
+from amem_jupyter.manual import describe, overview
+from amem_jupyter.markup import Picture, count
+from amem_jupyter.parse import Arguments, nearest
+from amem_jupyter.protocol import AgentLike, EngineLike
+from amem_jupyter.session import existing_agent
+from amem_jupyter.tables import (
+    agent_line,
+    history_picture,
+    report_picture,
+    status_picture,
+    text_picture,
+    tree_picture,
+)
+
+if TYPE_CHECKING:
+    from amem_jupyter.magics import AmemMagics
+
+
+class Subcommands:
+    """The subcommands, on the magics' engine."""
+
+    def __init__(self, magics: AmemMagics) -> None:
+        self._magics = magics
+
+    def run(self, arguments: Arguments) -> None:
+        """Do what a parsed line says."""
+        handler: Callable[[Arguments], None] = getattr(self, f"_{arguments.command.name}")
+        handler(arguments)
+
+    @property
+    def _engine(self) -> EngineLike:
+        return self._magics.engine()
+
+    def _agent(self, arguments: Arguments) -> AgentLike:
+        return existing_agent(self._engine, arguments.get("NAME"))
+
+    def _status(self, _arguments: Arguments) -> None:
+        _show(status_picture(self._engine.status()))
+
+    def _load(self, arguments: Arguments) -> None:
+        chosen = {
+            "model": arguments.get("MODEL"),
+            **{name: arguments.get(name) for name in ("codec", "memory", "disk", "store")},
+        }
+        self._open(chosen)
+
+    def _agents(self, _arguments: Arguments) -> None:
+        names = self._engine.agents()
+        _say("\n".join(names) if names else "no agents yet: %%agent NAME makes one")
+
+    def _map(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        self._magics.maps.open(agent.name, self._magics.cells.cell_id, agent.block_map())
+
+    def _tree(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        _show(tree_picture(agent.name, agent.tree()))
+
+    def _history(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        turns = agent.turns
+        _show(history_picture(agent.name, turns[-arguments.get("last", len(turns)) :]))
+
+    def _fork(self, arguments: Arguments) -> None:
+        agent, new = self._agent(arguments), arguments.get("NEW")
+        if new in self._engine.agents():
+            raise UsageError(f"there is an agent {new!r} already; choose another name, or delete it first")
+        variant = agent.fork(new, at=arguments.get("at"))
+        self._changed(agent, variant)
+
+    def _rewind(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        agent.rewind(turns=arguments.get("TURNS", 1))
+        self._changed(agent)
+
+    def _checkout(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        agent.checkout(arguments.get("TURN"))
+        self._changed(agent)
+
+    def _evict(self, arguments: Arguments) -> None:
+        self._each(arguments, lambda agent: agent.evict())
+
+    def _restore(self, arguments: Arguments) -> None:
+        self._each(arguments, lambda agent: agent.restore())
+
+    def _pin(self, arguments: Arguments) -> None:
+        self._each(arguments, lambda agent: agent.pin())
+
+    def _unpin(self, arguments: Arguments) -> None:
+        self._each(arguments, lambda agent: agent.unpin())
+
+    def _delete(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        if not arguments.get("yes", False):
+            turns = count(len(agent.tree()), "turn")
+            raise UsageError(f"this deletes {agent.name} with {turns} for good; add --yes to do it")
+        agent.delete()
+        self._magics.maps.forget(lambda live: live.agent == agent.name)
+        _say(f"{agent.name} is deleted")
+
+    def _verify(self, _arguments: Arguments) -> None:
+        _show(report_picture(self._engine.verify()))
+
+    def _space(self, arguments: Arguments) -> None:
+        space, wanted = self._magics.settings().space, arguments.get("SPACE")
+        if wanted is None or wanted == space:
+            _say(f"space {space}")
+            return
+        if self._magics.session.engine is None:
+            self._magics.session.chosen["space"] = wanted
+        else:
+            self._open({"space": wanted})
+        _say(f"space {wanted} (was {space})")
+
+    def _release(self, _arguments: Arguments) -> None:
+        self._magics.maps.forget()
+        closed = self._magics.session.close()
+        _say("the engine is closed; agents are on disk" if closed else "no engine was loaded")
+
+    def _config(self, arguments: Arguments) -> None:
+        name, value = arguments.get("OPTION"), arguments.get("VALUE")
+        options = self._magics.options()
+        if name is not None and name not in options:
+            raise UsageError(
+                f"there is no setting {name!r}{nearest(name, list(options)) or '; %amem config lists them'}"
+            )
+        if value is not None:
+            self._magics.set_option(name, value)
+            options = self._magics.options()
+        shown = {name: options[name]} if name is not None else options
+        _say("\n".join(f"{key} = {shown[key]!r}" for key in shown))
+
+    def _help(self, arguments: Arguments) -> None:
+        name = arguments.get("COMMAND")
+        commands = {**BY_NAME, **MAGICS, **{key.lstrip("%"): MAGICS[key] for key in reversed(MAGICS)}}
+        if name is not None and name not in commands:
+            raise UsageError(f"there is no command {name!r}{nearest(name, list(commands)) or '; see %amem help'}")
+        _say(overview() if name is None else describe(commands[name]))
+
+    def _open(self, chosen: Mapping[str, str | None]) -> None:
+        """Open an engine with what was chosen, and remember the choice if that went well."""
+        self._magics.open(self._magics.settings(**chosen))
+        self._magics.session.chosen.update({name: value for name, value in chosen.items() if value is not None})
+
+    def _each(self, arguments: Arguments, act: Callable[[AgentLike], object]) -> None:
+        """Do `act` for all agents that the line names, once all of them are known to be there."""
+        agents = [existing_agent(self._engine, name) for name in arguments.get("NAME")]
+        for agent in agents:
+            act(agent)
+        self._changed(*agents)
+
+    def _changed(self, *agents: AgentLike) -> None:
+        """Show how agents are now, here and in their maps."""
+        for agent in agents:
+            self._magics.maps.changed(agent.name)
+        _say("\n".join(agent_line(agent.status) for agent in agents))
+
+
+def _say(text: str) -> None:
+    _show(text_picture(text))
+
+
+def _show(picture: Picture, metadata: dict[str, Any] | None = None) -> None:
+    Output().show(picture, metadata)

@@ -1,0 +1,195 @@
+"""Pictures of an engine, of its agents and of one agent's turns. Pure; no IPython here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING
+
+from amem_jupyter.markup import (
+    LINE,
+    RESIDENCY,
+    SMALL,
+    STOPPED,
+    Picture,
+    block_strip,
+    block_words,
+    count,
+    div,
+    duration,
+    esc,
+    faint,
+    size,
+    strip_legend,
+    table,
+)
+
+if TYPE_CHECKING:
+    from amem.results import AgentStatus, BlockMap, EngineStatus, TurnInfo
+
+EXCERPT = 72
+
+
+def status_picture(status: EngineStatus) -> Picture:
+    """`%amem status`: the engine in three lines, then its agents."""
+    blas = f" · BLAS {status.blas}" if status.blas else ""
+    engine = f"{status.model} · {status.codec} · {status.attention} attention on {status.device}{blas}"
+    memory = f"memory {size(status.hot_bytes)} of {size(status.memory_budget)}"
+    disk = f"disk {size(status.disk_bytes)} of {size(status.disk_quota)}"
+    lines = [
+        f"{engine} · context {status.context_length}",
+        f"{memory} (most so far {size(status.peak_hot_bytes)}) · {disk} ({size(status.bytes_written)} written)",
+        f"space {status.space} · store {status.store}",
+    ]
+    warnings = [f"! {warning}" for warning in status.warnings]
+    agents = _agents(status.agents)
+    rich = "".join([
+        div(f"<b>{esc(lines[0])}</b>"),
+        *(div(faint(esc(line))) for line in lines[1:]),
+        *(div(esc(warning), f"color:{STOPPED}") for warning in warnings),
+        agents.html,
+    ])  # fmt: skip
+    return Picture(_panel(rich), "\n".join([*lines, *warnings, "", agents.text]))
+
+
+def _agents(agents: Sequence[AgentStatus]) -> Picture:
+    if not agents:
+        none = "no agents yet: %%agent NAME makes one"
+        return Picture(div(faint(esc(none))), none)
+    head = ("agent", "residency", "tokens", "turns", "memory", "disk", "last TTFT", "")
+    rows = [
+        (
+            agent.name,
+            f"{RESIDENCY[agent.residency][0]} {agent.residency}",
+            str(agent.n_tokens),
+            str(agent.n_turns),
+            size(agent.hot_bytes),
+            size(agent.disk_bytes),
+            duration(agent.last_ttft_ms) if agent.last_ttft_ms is not None else "-",
+            ", ".join([*(["pinned"] if agent.pinned else []), *([] if agent.saved else ["not saved"])]),
+        )
+        for agent in agents
+    ]
+    return table(head, rows, numeric=(2, 3, 4, 5, 6))
+
+
+def agent_line(agent: AgentStatus) -> str:
+    """One agent in a line."""
+    pinned = " · pinned" if agent.pinned else ""
+    saved = "" if agent.saved else " · not saved"
+    return (
+        f"{agent.name}: {RESIDENCY[agent.residency][0]} {agent.residency} · {count(agent.n_tokens, 'token')}"
+        f" in {count(agent.n_turns, 'turn')} · {size(agent.hot_bytes)} in memory · {size(agent.disk_bytes)} on disk"
+        f"{pinned}{saved}"
+    )
+
+
+def map_picture(blocks: BlockMap) -> Picture:
+    """`%amem map`: one strip per group of layers, and what lies in each block."""
+    every = [block for layer in blocks.layers for block in layer.blocks]
+    title = f"{count(blocks.n_tokens, 'token')} · {blocks.codec} · {size(sum(block.nbytes for block in every))}"
+    rich = [div(f"<b>{esc(blocks.agent)}</b> {faint('· ' + esc(title))}", "font-size:13px")]
+    plain = [f"{blocks.agent} · {title}"]
+    for layer in blocks.layers:
+        strip = block_strip(layer.blocks, glyph_size=20)
+        rich += [div(faint(esc(layer.label))), div(strip.html)]
+        plain += [layer.label, f"  {strip.text}"]
+    if not every:
+        rich.append(div(faint("no blocks yet")))
+        plain.append("no blocks yet")
+        return Picture(_panel("".join(rich)), "\n".join(plain))
+    rich.append(div(faint(esc(strip_legend(every)))))
+    plain.append(strip_legend(every))
+    first = blocks.layers[0].blocks
+    rows = [(block_words(block), excerpt(_text_of(blocks, block.start))) for block in first]
+    texts = table(("block", "text"), rows)
+    rich.append(f"<details><summary>what is in them</summary>{texts.html}</details>")
+    return Picture(_panel("".join(rich)), "\n".join([*plain, "", texts.text]))
+
+
+def _text_of(blocks: BlockMap, start: int) -> str:
+    stretch = start // 256
+    return blocks.texts[stretch] if stretch < len(blocks.texts) else ""
+
+
+def history_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
+    """`%amem history`: prompts and replies in full."""
+    if not turns:
+        none = f"{agent} has no turns yet"
+        return Picture(_panel(faint(esc(none))), none)
+    rich, plain = [], []
+    for turn in turns:
+        state = f"turn {turn.id} · {count(turn.n_tokens, 'token')}"
+        rich.append(div(faint(esc(state)), "margin-top:6px"))
+        rich.append(div(f"<b>you</b> {esc(turn.prompt)}", "white-space:pre-wrap"))
+        rich.append(div(f"<b>{esc(agent)}</b> {esc(turn.reply)}", "white-space:pre-wrap"))
+        plain += [state, f"you: {turn.prompt}", f"{agent}: {turn.reply}", ""]
+    return Picture(_panel("".join(rich)), "\n".join(plain).rstrip())
+
+
+def tree_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
+    """`%amem tree`: one line per turn, drawn as branches; the head's path is bold."""
+    if not turns:
+        none = f"{agent} has no turns yet"
+        return Picture(_panel(faint(esc(none))), none)
+    rich, plain = [], []
+    above: int | None = None
+    with_child = {turn.parent for turn in turns if turn.on_head_path}
+    for indent, turn in _lines(turns):
+        here = "  ← here" if turn.on_head_path and turn.id not in with_child else ""
+        after = f"  (after {turn.parent})" if indent and turn.parent != above and turn.parent is not None else ""
+        line = f"{'   ' * indent}{'●' if turn.on_head_path else '○'} {turn.id}  {excerpt(turn.prompt)}{after}{here}"
+        above = turn.id
+        plain.append(line)
+        text = esc(line).replace("  ", "&nbsp; ")
+        rich.append(div(f"<b>{text}</b>" if turn.on_head_path else faint(text)))
+    return Picture(_panel("".join([div(f"<b>{esc(agent)}</b>"), *rich])), "\n".join([agent, *plain]))
+
+
+def _lines(turns: Sequence[TurnInfo]) -> list[tuple[int, TurnInfo]]:
+    """The turns as lines with an indent: the head's path goes straight down, only branches step to the right."""
+    known = {turn.id for turn in turns}
+    below: dict[int | None, list[TurnInfo]] = {}
+    for turn in turns:
+        below.setdefault(turn.parent if turn.parent in known else None, []).append(turn)
+
+    def steps(parent: int | None, indent: int) -> list[tuple[int, TurnInfo]]:
+        children = sorted(below.get(parent, []), key=lambda turn: not turn.on_head_path)
+        return [(indent + (i > 0), turn) for i, turn in reversed(list(enumerate(children)))]
+
+    lines: list[tuple[int, TurnInfo]] = []
+    pending = steps(None, 0)
+    while pending:
+        indent, turn = pending.pop()
+        lines.append((indent, turn))
+        pending += steps(turn.id, indent)
+    return lines
+
+
+def report_picture(report: object) -> Picture:
+    """`%amem verify`: a report's figures, one a line."""
+    if not is_dataclass(report) or isinstance(report, type):
+        return text_picture(str(report))
+    lines = [f"{name.replace('_', ' ')}: {_figure(value)}" for name, value in asdict(report).items()]
+    return text_picture("\n".join(lines))
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return "".join(f"\n  {item}" for item in value) if value else "none"
+    return str(value)
+
+
+def text_picture(text: str) -> Picture:
+    """Plain text, set as such."""
+    return Picture(f'<pre style="margin:4px 0;{SMALL};background:transparent">{esc(text)}</pre>', text)
+
+
+def excerpt(text: str, length: int = EXCERPT) -> str:
+    """The beginning of a text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def _panel(content: str) -> str:
+    return div(content, f"{SMALL};border-left:3px solid {LINE};padding:2px 0 2px 12px;margin:4px 0")
