@@ -34,16 +34,19 @@ def _gguf_name(name: str) -> str:
     return name.replace("model.layers.", "blk.")
 
 
+def _interleave(array: mx.array, heads: int) -> mx.array:
+    rows, columns = array.shape
+    return mx.contiguous(array.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns))
+
+
 def _write_gguf(source: Path, file: Path, **changes: object) -> None:
     """Write the tiny model in ``source`` as llama.cpp would, q and k rows interleaved."""
     config = json.loads((source / "config.json").read_text())
     weights = {}
     for name, array in mx.load(str(source / "model.safetensors")).items():
-        for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", config["num_key_value_heads"])):
-            if part in name:
-                rows, columns = array.shape
-                array = array.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-        weights[_gguf_name(name)] = mx.contiguous(array)
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        interleaved = next((n for part, n in heads.items() if part in name), None)
+        weights[_gguf_name(name)] = _interleave(array, interleaved) if interleaved else array
     vocab = json.loads((source / "tokenizer.json").read_text())["model"]
     tokens = sorted(vocab["vocab"], key=vocab["vocab"].get)
     metadata = {

@@ -89,7 +89,7 @@ def _resolve(name: str, progress: bundled.Progress | None) -> Path:
     if name == bundled.NAME:
         return bundled.path(progress)
     folder = Path(name).expanduser()
-    if folder.exists():
+    if name.strip() and folder.exists():
         return folder
     if _HUB_ID.fullmatch(name):
         if progress is not None:
