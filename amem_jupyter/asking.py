@@ -94,12 +94,10 @@ def stream_reply(agent: AgentLike, request: Request, view: ReplyView, maps: Maps
         # Leaving early must cancel the request now, not when the iterator happens to be collected.
         stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
         with closing(cast("Generator[Event]", stream)) as events:
-            n_pieces = 0
             for event in events:
-                n_pieces += bool(event.text)
                 reply = event.reply or reply
                 view.take(event)
-                maps.event(agent.name, event, n_pieces)
+                maps.event(agent.name, event)
     except BaseException as error:
         why = reason(error, agent.name)
         view.stop(why)

@@ -162,7 +162,7 @@ CELL_AGENTS = Command(
 
 SUBCOMMANDS = (
     Command("status", "the engine and its agents: residency, tokens, bytes, last time to first token"),
-    Command("load", "load a model: a hub id or a local folder; without one, that of the settings or the bundled one",
+    Command("load", "load a model: a hub id or a local folder; alone, the model of the settings",
             (Positional("MODEL", "model", required=False),),
             (Option("--codec", "NAME", 'how K and V are stored, e.g. q4; "auto" lets the engine choose'),
              Option("--memory", "SIZE", "the most that K and V may take in memory, e.g. 2GB"),

@@ -41,7 +41,7 @@ def detach(shell: InteractiveShell) -> None:
         for name in names:
             manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)
-    shell.configurables[:] = [other for other in shell.configurables if other is not magics]
+    shell.configurables[:] = [other for other in shell.configurables if id(other) != id(magics)]
 
 
 def names_of(magics: AmemMagics, kind: str) -> Iterable[str]:

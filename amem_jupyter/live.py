@@ -69,18 +69,16 @@ class CardView:
         self._output = Output()
         self._shown_at = -INTERVAL_S
         self._text = ""
-        self._n_pieces = 0
         self._begun = False
 
     def take(self, event: Event) -> None:
         """Show the step, unless the last one was shown less than a tenth of a second ago."""
         self._text += event.text
-        self._n_pieces += bool(event.text)
         self._begun = True
         now = self._clock()
         if event.reply is None and now - self._shown_at >= INTERVAL_S:
             self._shown_at = now
-            self._output.show(live_card(self._agent, event, self._text, self._n_pieces, self._how))
+            self._output.show(live_card(self._agent, event, self._text, self._how))
 
     def finish(self, reply: Reply) -> None:
         """Turn the card into its final form."""

@@ -90,10 +90,10 @@ class Maps:
         for live in self._of(agent):
             live.wake()
 
-    def event(self, agent: str, event: Event, n_pieces: int) -> None:
+    def event(self, agent: str, event: Event) -> None:
         """A step of a request to `agent`."""
         for live in self._of(agent):
-            live.tell(f"writing, {n_pieces} pieces so far" if event.text else stage_words(event))
+            live.tell("writing" if event.text else stage_words(event))
 
     def changed(self, agent: str) -> None:
         """A request to `agent` or a change of it is over: draw its maps anew, and the others when the cell ends."""

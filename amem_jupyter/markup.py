@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
 
 if TYPE_CHECKING:
     from amem.results import BlockInfo, ReplyMetrics
@@ -36,7 +39,14 @@ PARTS = (
 )
 BAR_WIDTH = 36
 
+
+def _paragraph(renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, _env: EnvType) -> str:
+    tokens[index].attrSet("style", "margin:0 0 8px 0")
+    return renderer.renderToken(tokens, index, options, _env)
+
+
 _markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table").disable("image")
+_markdown.add_render_rule("paragraph_open", _paragraph)
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,8 @@ def ttft_legend(metrics: ReplyMetrics) -> Picture:
     rich, plain = [], []
     for label, name, glyph, colour in PARTS:
         value = duration(getattr(metrics, name))
-        rich.append(f"{span(glyph, f'color:{colour};{MONO}')} {label} {value}")
+        swatch = span(glyph, f"color:{colour};background-color:{colour};{MONO};font-size:9px")
+        rich.append(f"{swatch} {label} {value}")
         plain.append(f"{glyph} {label} {value}")
     return Picture(" &nbsp;".join(rich), "  ".join(plain))
 
@@ -157,7 +168,7 @@ def block_strip(blocks: Sequence[BlockInfo], glyph_size: int = 15) -> Picture:
         flags = block_mark(block)[1:]
         under = f"2px solid {GREEN if block.new else 'transparent'}"
         mark = span(glyph, f"color:{colour};border-bottom:{under}") + (
-            span(flags, f"color:{GREEN if block.new else '#888888'}") if flags else ""
+            span(flags, f"color:{GREEN if block.new else '#888888'};font-family:sans-serif") if flags else ""
         )
         rich.append(span(mark, "white-space:nowrap", block_words(block)))
     style = f"{MONO};font-size:{glyph_size}px;line-height:1.5"

@@ -13,6 +13,7 @@ from amem_jupyter.markup import (
     STOPPED,
     Picture,
     block_strip,
+    count,
     div,
     duration,
     esc,
@@ -41,21 +42,20 @@ def reply_card(reply: Reply, how: str = "md") -> Picture:
     """The finished card: title, reply, and what it cost."""
     metrics = reply.metrics
     title = _title(metrics.agent, f"{metrics.model} {metrics.codec}")
-    found = f"{metrics.match} from {metrics.residency}"
-    title_rich = f"{title.html} {faint(f'· {esc(found)}')}"
+    found = f"{metrics.match} · was {metrics.residency}"
+    title_rich = f"{title.html} {span(f'· {esc(found)}', 'opacity:0.7', FOUND[metrics.match])}"
     cost = _cost(metrics)
     cut = "" if reply.finish_reason != "length" else f"cut at {metrics.generated_tokens} tokens (--max-tokens)"
     notes = [*([cut] if cut else []), *([] if metrics.saved else ["not saved to disk"]), *metrics.notes]
     notes_rich = "".join(div(f"! {esc(note)}", f"{SMALL};color:{STOPPED}") for note in notes)
     rich = _frame(title_rich, _body(reply.text, how), notes_rich + cost.html, ACCENT)
-    plain = [f"{title.text} · {found}", reply.text, "", *(f"! {note}" for note in notes), cost.text]
+    plain = [f"{title.text} · {found}", reply.text.strip("\n"), "", *(f"! {note}" for note in notes), cost.text]
     return Picture(rich, "\n".join(plain))
 
 
-def live_card(agent: str, event: Event | None, text: str, n_pieces: int, how: str = "md") -> Picture:
+def live_card(agent: str, event: Event | None, text: str, how: str = "md") -> Picture:
     """The card while the reply is on its way: a stage, or the text so far."""
-    doing = f"writing, {n_pieces} pieces so far" if text else stage_words(event)
-    title = _title(agent, doing + " …")
+    title = _title(agent, f"{'writing' if text else stage_words(event)} …")
     return Picture(_frame(title.html, _body(text, how), "", ACCENT), f"{title.text}\n{text}")
 
 
@@ -91,10 +91,9 @@ def _cost(metrics: ReplyMetrics) -> Picture:
     bar, legend, strip = ttft_bar(metrics), ttft_legend(metrics), block_strip(metrics.blocks)
     marks = strip_legend(metrics.blocks)
     ttft = f"TTFT {duration(metrics.ttft_ms)}"
-    tokens = (
-        f"reused {metrics.reused_tokens} · computed {metrics.computed_tokens} · generated {metrics.generated_tokens}"
-    )
-    speed = f"{metrics.tokens_per_second:.1f} tokens/s" if metrics.tokens_per_second else "no decoding"
+    speed = f" at {metrics.tokens_per_second:.1f} tokens/s" if metrics.tokens_per_second else ""
+    prompt = f"{count(metrics.reused_tokens, 'token')} reused, {metrics.computed_tokens} computed"
+    tokens = f"{prompt} · {metrics.generated_tokens} generated{speed}"
     stored = (
         f"{size(metrics.hot_bytes)} in memory · {size(metrics.disk_bytes)} on disk"
         f" · {size(metrics.bytes_written)} written"
@@ -102,14 +101,14 @@ def _cost(metrics: ReplyMetrics) -> Picture:
     rich = [
         div(f"{span(esc(ttft), 'font-weight:600')} &nbsp;{bar.html}"),
         div(faint(legend.html)),
-        div(f"{esc(tokens)} tokens · {esc(speed)}"),
+        div(esc(tokens)),
         div(f"{strip.html} &nbsp;{faint(esc(marks))}") if metrics.blocks else "",
         div(faint(esc(stored))),
     ]
     plain = [
         f"{ttft} [{bar.text}]",
         f"     {legend.text}",
-        f"{tokens} tokens · {speed}",
+        tokens,
         *([f"{strip.text}   ({marks})"] if metrics.blocks else []),
         stored,
     ]

@@ -88,8 +88,8 @@ def blocks(n_tokens, new_from=None, residency=Residency.HOT, shared_before=0):
                 start < shared_before,
                 new_from is not None and start + n > new_from,
                 n * BYTES_PER_TOKEN,
-            )  # fmt: skip
-        )
+            )
+        )  # fmt: skip
     return tuple(found)
 
 

@@ -1,0 +1,197 @@
+"""The subcommands of %amem, each by what it changes and shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from amem.results import Residency
+
+
+@pytest.fixture
+def planner(notebook):
+    """An agent with two turns."""
+    notebook.run("%agent planner Hello")
+    notebook.run("%agent planner Go on")
+    return notebook.engine.agent("planner")
+
+
+def test_status_shows_engine_and_agents(notebook, planner):
+    """As a table, and as text."""
+    notebook.run("%amem status")
+    assert "scripted-1m" in notebook.text
+    assert "planner" in notebook.text
+    assert "<table" in notebook.shown[-1]["data"]["text/html"]
+
+
+def test_amem_alone_is_status(notebook, planner):
+    """The shortest way to see."""
+    notebook.run("%amem")
+    assert "OpenBLAS" in notebook.text
+
+
+def test_status_loads_the_engine_when_there_is_none(notebook):
+    """After a restart it shows what is stored."""
+    notebook.run("%amem status")
+    assert "loaded" in notebook.text
+    assert "no agents yet" in notebook.text
+
+
+def test_agents_are_listed(notebook, planner):
+    """One a line."""
+    notebook.run("%agent critic Hm")
+    notebook.run("%amem agents")
+    assert notebook.text == "critic\nplanner"
+
+
+def test_fork_rewind_and_checkout_move_heads(notebook, planner):
+    """And say where the agents are now."""
+    first, second = [turn.id for turn in planner.turns]
+    notebook.run("%amem fork planner variant")
+    assert [turn.id for turn in notebook.engine.agent("variant").turns] == [first, second]
+    assert "variant: ■ hot · 400 tokens in 2 turns" in notebook.text
+    notebook.run(f"%amem fork planner early --at {first}")
+    assert [turn.id for turn in notebook.engine.agent("early").turns] == [first]
+    notebook.run("%amem rewind planner")
+    assert [turn.id for turn in planner.turns] == [first]
+    notebook.run(f"%amem checkout planner {second}")
+    assert [turn.id for turn in planner.turns] == [first, second]
+    notebook.run("%amem rewind planner 2")
+    assert planner.turns == []
+
+
+def test_tree_and_history_show_turns(notebook, planner):
+    """All branches, or the path to the head."""
+    notebook.run("%amem rewind planner")
+    notebook.run("%agent planner Another way")
+    notebook.run("%amem tree planner")
+    assert "Go on" in notebook.text
+    assert "← here" in notebook.text
+    notebook.run("%amem history planner")
+    assert "Go on" not in notebook.text
+    assert "you: Hello" in notebook.text
+    notebook.run("%amem history planner --last 1")
+    assert "you: Hello" not in notebook.text
+    assert "you: Another way" in notebook.text
+
+
+def test_memory_is_moved_by_hand(notebook, planner):
+    """evict, restore, pin, unpin; several at once, or none if one is unknown."""
+    notebook.run("%agent critic Hm")
+    notebook.run("%amem evict planner critic")
+    assert planner.status.residency is Residency.WARM
+    assert "critic: ▨ warm" in notebook.text
+    assert "no agent 'nobody'" in notebook.fails("%amem restore planner nobody")
+    assert planner.status.residency is Residency.WARM
+    notebook.run("%amem restore planner")
+    assert planner.status.residency is Residency.HOT
+    notebook.run("%amem pin planner")
+    assert planner.status.pinned
+    notebook.run("%amem unpin planner")
+    assert not planner.status.pinned
+
+
+def test_delete_asks_first(notebook, planner):
+    """It says what would be lost."""
+    assert "planner with 2 turns" in notebook.fails("%amem delete planner")
+    notebook.run("%amem delete planner --yes")
+    assert notebook.engine.agents() == []
+
+
+def test_load_opens_another_engine_and_closes_the_old_one(notebook, script, planner):
+    """With what was given, and again with the same only if something differs."""
+    notebook.run("%amem load other/model --codec q8 --memory 2GB --store /tmp/elsewhere")
+    settings = notebook.engine.settings
+    assert (settings.model, settings.codec, settings.memory, settings.store) == (
+        "other/model", "q8", "2GB", "/tmp/elsewhere",
+    )  # fmt: skip
+    assert [engine.is_closed for engine in script.opened] == [True, False]
+    notebook.run("%amem load other/model")
+    assert len(script.opened) == 2
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_engine(notebook, script, planner):
+    """The agents go on with the old one, later loads too."""
+    notebook.fails("%amem load missing/model")
+    assert not notebook.engine.is_closed
+    assert notebook.run("%agent planner Still there?").success
+    notebook.run("%amem load --codec q8")
+    assert notebook.engine.settings.model is None
+
+
+def test_loading_tells_how_it_goes(notebook):
+    """A line that changes in place, and ends with what was loaded."""
+    notebook.run("%amem load")
+    told = [message["data"]["text/plain"] for message in notebook.publisher.outputs]
+    assert told[0] == "loading the bundled model …"
+    assert "reading scripted-1m" in told
+    assert told[-1].startswith("scripted-1m loaded in ")
+    assert "OpenBLAS" in told[-1]
+    assert len(notebook.shown) == 1
+
+
+def test_release_closes_the_engine_and_the_next_use_opens_one_with_the_same_choice(notebook, script):
+    """What was loaded by hand is loaded again."""
+    notebook.run("%amem load other/model")
+    notebook.run("%amem release")
+    assert script.opened[0].is_closed
+    assert notebook.engine is None
+    notebook.run("%amem release")
+    assert "no engine was loaded" in notebook.text
+    notebook.run("%agent planner Hi")
+    assert notebook.engine.settings.model == "other/model"
+
+
+def test_the_environment_sets_the_engine(notebook, script, monkeypatch):
+    """AMEM_MODEL, AMEM_STORE, AMEM_MEMORY; configuration wins over them."""
+    monkeypatch.setenv("AMEM_MODEL", "env/model")
+    monkeypatch.setenv("AMEM_STORE", "/tmp/env")
+    monkeypatch.setenv("AMEM_MEMORY", "1GB")
+    notebook.run("%config AmemMagics.memory = '3GB'")
+    notebook.run("%amem load")
+    settings = notebook.engine.settings
+    assert (settings.model, settings.store, settings.memory) == ("env/model", "/tmp/env", "3GB")
+
+
+def test_a_notebooks_space_is_its_path(notebook, monkeypatch):
+    """As the server tells it."""
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/notes/first.ipynb")
+    notebook.run("%amem space")
+    assert notebook.text == "space /home/me/notes/first.ipynb"
+    notebook.run("%amem load")
+    assert notebook.engine.space == "/home/me/notes/first.ipynb"
+
+
+def test_a_space_can_be_changed(notebook, script):
+    """Before an engine is there, and after."""
+    notebook.run("%amem space team")
+    assert script.opened == []
+    notebook.run("%agent planner Hi")
+    assert notebook.engine.space == "team"
+    notebook.run("%amem space other")
+    assert notebook.engine.space == "other"
+    assert notebook.engine.agents() == []
+    assert "space other (was team)" in notebook.text
+
+
+def test_verify_shows_the_report(notebook):
+    """As the engine gives it."""
+    notebook.run("%amem verify")
+    assert "all blocks are as they were written" in notebook.text
+
+
+def test_config_lists_and_sets(notebook):
+    """The same settings as %config AmemMagics."""
+    notebook.run("%amem config")
+    assert "max_tokens = 512" in notebook.text
+    notebook.run("%amem config format code")
+    assert notebook.text == "format = 'code'"
+
+
+def test_help_is_there_for_all_and_for_one(notebook):
+    """%amem help, %amem help fork, %amem help %%agent or agent."""
+    notebook.run("%amem help")
+    assert "%amem fork NAME NEW" in notebook.text
+    notebook.run("%amem help fork")
+    assert "--at TURN" in notebook.text
+    notebook.run("%amem help agent")
+    assert "--max-tokens N" in notebook.text
