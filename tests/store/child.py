@@ -1,8 +1,8 @@
 """A process that saves turns until it is killed: at a fault point, or whenever."""
 
+import multiprocessing
 import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,17 @@ import numpy as np
 from amem.store import Store, faults
 from tests.store.samples import SPACE, say
 
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["tests.store.child"])
+
 
 def history(turn):
     """The ids of turn number ``turn`` (from 1): every one has blocks, a tail and a snapshot."""
     return np.random.default_rng(turn).integers(0, 50_000, 401)
 
 
-def main(root, name, turns, point, nth):
-    """Save turns; kill this process when ``point`` is passed the ``nth`` time."""
+def save_turns(told, root, name, turns, point, nth):
+    """Save turns and tell their numbers; kill this process when ``point`` is passed the ``nth`` time."""
     passed = 0
 
     def hook(reached):
@@ -28,14 +31,27 @@ def main(root, name, turns, point, nth):
 
     with Store(Path(root)) as store:
         agent = store.open(name, SPACE)
-        if point != "-":
+        if point is not None:
             faults.hook = hook
         for _ in range(turns):
             turn = len(agent.turns()) + 1
             say(agent, agent.head, history(turn), prompt=f"question {turn}", reply=f"answer {turn}")
-            sys.stdout.write(f"{turn}\n")
-            sys.stdout.flush()
+            told.send(turn)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+def run(target, *args):
+    """Start a process; what it tells comes out of the pipe, which ends with it."""
+    mine, its = processes.Pipe(duplex=False)
+    process = processes.Process(target=target, args=(its, *args))
+    process.start()
+    its.close()
+    return process, mine
+
+
+def received(pipe):
+    """Everything that a process still tells."""
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return

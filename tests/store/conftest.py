@@ -1,12 +1,16 @@
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from amem.store import Store
-from tests.store.samples import SPACE
+from tests.store.samples import SCRATCH, SPACE
 
 
 @pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
+def root():
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+        yield Path(folder) / "store"
 
 
 @pytest.fixture

@@ -20,26 +20,26 @@ def test_a_turn_is_there_after_reopening(root):
         assert {turn.id: turn} == agent.turns()
         assert turn.id == agent.head
         assert np.array_equal(ids, agent.path_tokens(turn.id, REALM))
-        assert 600 == check(agent, ids)
-        assert [] == store.reports
+        assert check(agent, ids) == 600
+        assert store.reports == []
 
 
 def test_the_longest_prefix_ends_at_a_group_or_at_a_snapshot(agent):
     """A prefix is cut at 64-token boundaries, except where a turn ended."""
     ids = np.arange(600)
     say(agent, None, ids)
-    assert [0, 0, 64, 256, 576, 600, 600] == [check(agent, ids[:n]) for n in (0, 63, 100, 300, 599, 600, 601)]
+    assert [check(agent, ids[:n]) for n in (0, 63, 100, 300, 599, 600, 601)] == [0, 0, 64, 256, 576, 600, 600]
     changed = ids.copy()
     changed[300] = 7
-    assert 256 == check(agent, changed)
-    assert 128 == agent.find(REALM, ids, limit=130).n_tokens
+    assert check(agent, changed) == 256
+    assert agent.find(REALM, ids, limit=130).n_tokens == 128
 
 
 def test_a_short_history_is_found_by_its_snapshot_alone(agent):
     """A turn of fewer than 64 tokens has no block, and is reused all the same."""
     say(agent, None, np.arange(10))
     found = agent.find(REALM, np.arange(50))
-    assert (10, 0, ()) == (found.n_tokens, found.n_block_tokens, found.blocks)
+    assert (found.n_tokens, found.n_block_tokens, found.blocks) == (10, 0, ())
 
 
 def test_models_with_recurrent_state_match_only_at_snapshots(agent):
@@ -47,19 +47,19 @@ def test_models_with_recurrent_state_match_only_at_snapshots(agent):
     first = say(agent, None, np.arange(100))
     say(agent, first.id, np.arange(100, 900))
     longer = np.arange(899)
-    assert 896 == agent.find(REALM, longer).n_tokens
-    assert 100 == agent.find(REALM, longer, exact=True).n_tokens
-    assert 900 == agent.find(REALM, np.arange(901), exact=True).n_tokens
-    assert 0 == agent.find(REALM, np.arange(99), exact=True).n_tokens
+    assert agent.find(REALM, longer).n_tokens == 896
+    assert agent.find(REALM, longer, exact=True).n_tokens == 100
+    assert agent.find(REALM, np.arange(901), exact=True).n_tokens == 900
+    assert agent.find(REALM, np.arange(99), exact=True).n_tokens == 0
 
 
 def test_another_model_never_matches(agent):
     """State of one fingerprint or codec is not found for another; the text is there for both."""
     turn = say(agent, None, np.arange(300))
-    assert 0 == agent.find(OTHER, np.arange(300)).n_tokens
+    assert agent.find(OTHER, np.arange(300)).n_tokens == 0
     assert agent.path_tokens(turn.id, OTHER) is None
     assert agent.realization(turn.id, OTHER) is None
-    assert [REALM] == agent.realms(turn.id)
+    assert agent.realms(turn.id) == [REALM]
 
 
 def test_a_turn_is_realized_for_another_model(agent):
@@ -75,8 +75,8 @@ def test_a_turn_is_realized_for_another_model(agent):
             turn.id, OTHER, other[start:stop], stop, blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
         )
     assert np.array_equal(other, agent.path_tokens(second.id, OTHER))
-    assert 350 == check(agent, other, OTHER)
-    assert 400 == check(agent, np.arange(400))
+    assert check(agent, other, OTHER) == 350
+    assert check(agent, np.arange(400)) == 400
     assert second.id == agent.head
 
 
@@ -109,7 +109,7 @@ def test_turns_form_a_tree(agent):
     assert [left.id, right.id] == agent.children(root.id)
     assert [root.id, left.id, leaf.id] == agent.path(leaf.id)
     assert leaf.id == agent.head
-    assert 18 == agent.realization(leaf.id, REALM).n_tokens
+    assert agent.realization(leaf.id, REALM).n_tokens == 18
 
 
 def test_the_clock_does_not_order_turns(agent, monkeypatch):
@@ -161,7 +161,7 @@ def test_what_does_not_fit_together_is_refused(agent):
         agent.commit(NewTurn(None, "", "", "stop", settings={"x": object()}), REALM, [1], 1)
     assert agent.turns() == {}
     assert agent.n_blocks == 0
-    assert 1 == agent.commit(turn, REALM, ids, 300, blocks=[block], last_block=block.id).id
+    assert agent.commit(turn, REALM, ids, 300, blocks=[block], last_block=block.id).id == 1
 
 
 def test_blocks_of_a_cancelled_request_may_stay(agent):
@@ -171,8 +171,8 @@ def test_blocks_of_a_cancelled_request_may_stay(agent):
     second = agent.write_block(REALM, first.id, 256, ids[256:512], tensors(ids, 256, 512))
     agent.discard([second])
     agent.keep([first])
-    assert 256 == check(agent, ids)
-    assert 1 == len(list(agent.root.glob("*.safetensors")))
+    assert check(agent, ids) == 256
+    assert len(list(agent.root.glob("*.safetensors"))) == 1
 
 
 def test_every_dtype_and_shape_comes_back(agent):
@@ -189,7 +189,7 @@ def test_every_dtype_and_shape_comes_back(agent):
     with pytest.raises(InputError, match="no tensor"):
         agent.read(record, ["missing"])
     big_endian = agent.read(agent.write_snapshot(REALM, 0, 0, {"x": np.arange(3, dtype=">i4")}))["x"]
-    assert [0, 1, 2] == big_endian.tolist()
+    assert big_endian.tolist() == [0, 1, 2]
     for wrong in ({"x": np.zeros(1, "c8")}, {"x": [1]}, {"__metadata__": np.zeros(1)}):
         with pytest.raises(InputError):
             agent.write_snapshot(REALM, 0, 0, wrong)
@@ -225,4 +225,4 @@ def test_small_texts_about_an_agent(root):
         agent.set_meta("note", "x")
         agent.set_meta("note", None)
     with Store(root) as store:
-        assert {"system": "You plan."} == store.open("planner", SPACE).meta
+        assert store.open("planner", SPACE).meta == {"system": "You plan."}

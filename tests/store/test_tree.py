@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from amem.store import Store
-from tests.store.samples import OTHER, REALM, SPACE, check, say
+from tests.store.samples import OTHER, REALM, SCRATCH, SPACE, check, say
 
 # Runs of one token, so that histories share prefixes that end inside groups, inside blocks and on their boundaries.
 RUNS = st.lists(
@@ -30,7 +30,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=SCRATCH))
         self.store = Store(self.folder)
         self.agents = {}
         self.histories = {}
@@ -99,7 +99,7 @@ class Model(RuleBasedStateMachine):
                 assert len(history) == agent.realization(turn, realm).n_tokens
 
     def teardown(self):
-        assert [] == self.store.reports
+        assert self.store.reports == []
         self.store.close()
         shutil.rmtree(self.folder)
 
@@ -111,10 +111,10 @@ TestModel.settings = settings(
 
 
 @given(st.lists(RUNS, min_size=1, max_size=5), st.integers(0, 1200))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_limit_is_a_shorter_question(histories, limit):
     """find(ids, limit=n) is find(ids[:n])."""
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder, Store(Path(folder)) as store:
         agent = store.open("a", SPACE)
         for history in histories:
             say(agent, None, history)
@@ -133,7 +133,7 @@ def test_many_siblings_cost_nothing(store):
             say(agent, None, np.concatenate([shared, rng.integers(1000, 9000, 100)]))
         read = []
         agent._database._connection.set_trace_callback(read.append)
-        assert 256 == agent.find(REALM, np.concatenate([shared, np.arange(100)])).n_tokens
+        assert agent.find(REALM, np.concatenate([shared, np.arange(100)])).n_tokens == 256
         agent._database._connection.set_trace_callback(None)
         counts.append(len(read))
     assert counts[0] == counts[1]

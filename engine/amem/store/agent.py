@@ -331,7 +331,7 @@ class AgentStore:
             with self._database.transaction():
                 gone = self._database.tree.remove([record.id for record in records])
             freed = self._files.remove(gone)
-            self._ledger.wrote(database=self._database.checkpoint())
+            self._ledger.wrote(database=self._database.checkpoint(force=True))
             self._index.resize(self.key, self.nbytes)
             return freed
 
@@ -380,7 +380,6 @@ class AgentStore:
                     del records[name]
             files.sync_folder(folder)
             length = transcript.write_whole(folder, rows)
-            self._ledger.wrote(transcript=length)
             facts.build(folder, rows, records.values(), length)
 
     def fork(self, name: str, space: str, at: int | None = None) -> AgentStore:

@@ -30,7 +30,7 @@ class Database:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._connection = schema.connect(file, schema.AGENT, synchronous="FULL")
+        self._connection = schema.connect(file, schema.AGENT, synchronous="FULL", exclusive=True)
         # Checkpoints are made by us, between commits: so the size of the log says what a commit wrote.
         self._connection.execute("PRAGMA wal_autocheckpoint = 0")
         self._realms: dict[int, Realm] = {}

@@ -100,8 +100,9 @@ class Index:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        connection = schema.connect(self._path, schema.INDEX, synchronous="NORMAL")
+        connection = schema.connect(self._path, schema.INDEX, synchronous="NORMAL", exclusive=False)
         try:
+            connection.execute("PRAGMA wal_autocheckpoint = 16")
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 error = sqlite3.DatabaseError(found)

@@ -152,7 +152,7 @@ def read_header(descriptor: int) -> Header:
         raise DamagedError("its header cannot be read")
     try:
         spans = _parse_layout(body[:split])
-        metadata = json.loads(body[split + len(_METADATA) :].rstrip(b" ")[:-1])
+        metadata = json.loads(b"{" + body[split:])["__metadata__"]
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise DamagedError("its header cannot be read")
         checksum = _checksum(body[:split], metadata["sums"])

@@ -22,12 +22,22 @@ def enforce(store: Store, limit: int) -> int:
     Agents go by last use, the least recent first, and those that this store has open after all others. Of an open agent
     what its last find returned is spared. An agent that another process has open is left alone.
     """
-    freed, excess = 0, store.disk_bytes - limit
+    freed = 0
+    while (excess := store.disk_bytes - limit) > 0:
+        more = _free(store, excess)
+        if more == 0:
+            break
+        freed += more  # and look again, because forgetting blocks writes to databases
+    return freed
+
+
+def _free(store: Store, excess: int) -> int:
+    freed = 0
     for kind in (0, 1):
         for key in _by_use(store):
             if freed >= excess:
                 return freed
-            with contextlib.suppress(StoreError), store.borrow(key) as agent:
+            with contextlib.suppress(StoreError, FileNotFoundError), store.borrow(key) as agent:
                 freed += _evict(agent, list(agent.evictable()[kind]), excess - freed)
     return freed
 

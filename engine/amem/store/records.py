@@ -132,7 +132,7 @@ class Written:
     """Bytes that one Store object has written."""
 
     payload: int  #: block and snapshot files, exact
-    database: int  #: of agents: growth of the log, exact, and its checkpoints, at most
+    database: int  #: of agents: the log, exact, and its checkpoints, at most. The index's few pages are not counted.
     transcript: int  #: exact
 
     @property

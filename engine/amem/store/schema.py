@@ -93,14 +93,17 @@ CREATE TABLE agents (
 """
 
 
-def connect(path: Path, tables: str, *, synchronous: str) -> sqlite3.Connection:
+def connect(path: Path, tables: str, *, synchronous: str, exclusive: bool) -> sqlite3.Connection:
     """Open a database, and make its tables if it is new. Raises sqlite3.Error, StoreTooNew.
 
-    The connection commits by itself unless BEGIN was said, and may be used by several threads under one lock.
+    The connection commits by itself unless BEGIN was said, and may be used by several threads under one lock. An
+    ``exclusive`` one keeps others out, and so needs no file of shared memory.
     """
     files.make_private(path)
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     try:
+        if exclusive:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA secure_delete = ON")

@@ -16,6 +16,7 @@ from amem.errors import AgentLocked, InputError, StoreError
 from amem.store import facts, files, names, quota, transcript
 from amem.store.agent import AgentStore
 from amem.store.blockfiles import SUFFIX
+from amem.store.database import DATABASE
 from amem.store.index import AGENTS, Index, NameTakenError
 from amem.store.ledger import Ledger
 from amem.store.lock import AgentLock
@@ -116,6 +117,8 @@ class Store:
                 fill(folder)
                 n_turns = sum(row["kind"] == "turn" for row in transcript.read(folder)[0])
                 nbytes = files.folder_bytes(folder)
+                made = {name: (folder / name).stat().st_size for name in (transcript.TRANSCRIPT, DATABASE)}
+                self._ledger.wrote(transcript=made[transcript.TRANSCRIPT], database=made[DATABASE])
                 self._index.add(key, label, nbytes, n_turns, lambda: _move(folder, self.folder(key)))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
