@@ -17,7 +17,8 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | 
 def parse_size(size: str | int) -> int:
     """Bytes of ``"2GB"``, ``"10.2GiB"`` or a number.
 
-    Raises:
+    Raises
+    ------
         InputError: it is not a size, or not positive.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))

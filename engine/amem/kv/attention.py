@@ -1,7 +1,7 @@
 """Attention over stored groups and an exact open group, in MLX operations that run on any device.
 
-The rule (one for all codecs): a query at position t sees a group quantized if the group lies before t's own group of 64,
-and exactly if it is t's own. Only positions decide, so chunking, batching, eviction and restore cannot.
+The rule, one for all codecs: a query at position t sees a group quantized if the group lies before t's own group of 64
+tokens, and exactly if it is t's own. Only positions decide, so chunking, batching, eviction and restore cannot.
 """
 
 from __future__ import annotations
@@ -74,15 +74,17 @@ def _attend_packed(
         column = mx.repeat(sinks.astype(mx.float32).reshape(heads, -1), length, axis=-1)[..., None]
         logits = mx.concatenate([logits, column], axis=-1)
     weights = mx.softmax(logits, axis=-1)[..., :n_keys]
-    out = weights[..., n_keys - k_exact.shape[1] :] @ v_exact
+    # one sum over all groups: how they lie in runs must not change its order, or a restore would change bits
+    outs = [(weights[..., n_keys - k_exact.shape[1] :] @ v_exact)[None]]
     at = 0
     for i, stretch in enumerate(view.stretches):
         part = weights[..., at : at + stretch.n_tokens]
         if i == 0 and view.first is not None:
-            out = out + part[..., :n_first] @ codec.to_value_space(view.first[1].astype(mx.float32))
+            outs.append((part[..., :n_first] @ codec.to_value_space(view.first[1].astype(mx.float32)))[None])
             part = mx.concatenate([mx.zeros_like(part[..., :n_first]), part[..., n_first:]], axis=-1)
-        out = out + codec.weighted_values(part, stretch.parts)
+        outs.append(codec.weighted_values(part, stretch.parts))
         at += stretch.n_tokens
+    out = mx.concatenate(outs, axis=0).sum(axis=0)
     return codec.from_value_space(out).reshape(heads_q, length, -1).astype(q.dtype)
 
 

@@ -29,9 +29,8 @@ class LayerCache:
         """Tokens before this step: an int, or ``[B]`` for a batch of several."""
         return self._batch.offset
 
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> None:
+    def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: `attend` makes its own."""
-        return
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append a step's K and V ``[B, H, L, D]``, row by row."""
@@ -40,14 +39,11 @@ class LayerCache:
         ]
         return keys, values
 
-    def attend(
-        self, queries: mx.array, *, scale: float, mask: object = None, sinks: mx.array | None = None
-    ) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float, mask: object, sinks: mx.array | None) -> mx.array:
         """Attention of ``queries [B, Hq, L, D]``, each row over its own sequence."""
+        del mask  # the model's own: positions decide here
         rows = [
-            attend(
-                queries[row], view, start=sequence.n_tokens, scale=scale, codec=sequence.layout.codec, sinks=sinks
-            )
+            attend(queries[row], view, start=sequence.n_tokens, scale=scale, codec=sequence.layout.codec, sinks=sinks)
             for row, (view, sequence) in enumerate(zip(self._views, self._batch.sequences, strict=True))
         ]
         return mx.stack(rows)
@@ -97,6 +93,6 @@ class BatchQuantizedKVCache:
         for row, sequence in enumerate(self.sequences):
             for slot, cache in self._recurrent.items():
                 own = cache if len(self.sequences) == 1 else cache.extract(row)
-                sequence.recurrent[slot] = list(own.cache)
+                sequence.recurrent[slot] = [*own.cache]
             sequence.end_step(length)
         return [array for sequence in self.sequences for array in sequence.pending()]

@@ -13,6 +13,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from amem.errors import InputError
+from amem.model.spec import CODECS, can_rotate, packing_group
 
 GROUP = 64
 Parts = Mapping[str, mx.array]
@@ -46,7 +47,7 @@ class Codec(Protocol):
         ...
 
     def weighted_values(self, p: mx.array, parts: Parts) -> mx.array:
-        """``p [H, R, G*64]`` (float32) times all values, in value space: ``[H, R, Dv]``."""
+        """``p [H, R, G*64]`` (float32) times the values, in value space, group by group: ``[G, H, R, Dv]``."""
         ...
 
     def dequantize(self, parts: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
@@ -60,26 +61,6 @@ class Codec(Protocol):
     def from_value_space(self, out: mx.array) -> mx.array:
         """Undo `to_value_space`."""
         ...
-
-
-def group_for(dim: int) -> int:
-    """Values per scale along a head dim: 64 where it divides the dim, else 32.
-
-    Raises:
-        InputError: neither divides it.
-    """
-    for size in (64, 32):
-        if dim % size == 0:
-            return size
-    raise InputError(f"head dim {dim} cannot be packed: it is not a multiple of 32. Use codec='fp16'.")
-
-
-def can_rotate(dim: int) -> bool:
-    """Whether mlx's normalized Hadamard transform is defined and self-inverse on this dim.
-
-    Measured: powers of two, 24, 96 and 192 are; other sizes are not self-inverse, and some corrupt memory.
-    """
-    return (16 <= dim <= 512 and dim & (dim - 1) == 0) or dim in (24, 96, 192)
 
 
 def _rotate(x: mx.array) -> mx.array:
@@ -147,9 +128,7 @@ class _Packed:
 
     def product(self, x: mx.array, parts: Parts, *, transpose: bool) -> mx.array:
         codes, scales, biases, group = self._arrays(parts)
-        return mx.quantized_matmul(
-            x, codes, scales, biases, transpose=transpose, group_size=group, bits=self.bits
-        )
+        return mx.quantized_matmul(x, codes, scales, biases, transpose=transpose, group_size=group, bits=self.bits)
 
     def unpack(self, parts: Parts) -> mx.array:
         codes, scales, biases, group = self._arrays(parts)
@@ -174,19 +153,19 @@ class ChannelCodec:
     def part_shapes(self, shape: Shape) -> dict[str, tuple[tuple[int, ...], mx.Dtype]]:
         heads = shape.n_kv_heads
         return self._k.shapes(heads, shape.k_dim, GROUP, GROUP) | self._v.shapes(
-            heads, GROUP, shape.v_dim, group_for(shape.v_dim)
+            heads, GROUP, shape.v_dim, packing_group(shape.v_dim)
         )
 
     def quantize(self, k: mx.array, v: mx.array) -> dict[str, mx.array]:
         by_channel = _by_group(k).swapaxes(-1, -2)  # [G, H, Dk, 64]
         values = _by_group(self.to_value_space(v.astype(mx.float32)))
-        return self._k.pack(by_channel, GROUP) | self._v.pack(values, group_for(v.shape[-1]))
+        return self._k.pack(by_channel, GROUP) | self._v.pack(values, packing_group(v.shape[-1]))
 
     def scores(self, q: mx.array, parts: Parts) -> mx.array:
         return _join_scores(self._k.product(q[None], parts, transpose=False))
 
     def weighted_values(self, p: mx.array, parts: Parts) -> mx.array:
-        return self._v.product(_split_weights(p), parts, transpose=False).sum(axis=0)
+        return self._v.product(_split_weights(p), parts, transpose=False)
 
     def dequantize(self, parts: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         k = self._k.unpack(parts).swapaxes(-1, -2)
@@ -211,18 +190,20 @@ class TokenCodec:
 
     def part_shapes(self, shape: Shape) -> dict[str, tuple[tuple[int, ...], mx.Dtype]]:
         heads = shape.n_kv_heads
-        return self._k.shapes(heads, GROUP, shape.k_dim, group_for(shape.k_dim)) | self._v.shapes(
-            heads, GROUP, shape.v_dim, group_for(shape.v_dim)
+        return self._k.shapes(heads, GROUP, shape.k_dim, packing_group(shape.k_dim)) | self._v.shapes(
+            heads, GROUP, shape.v_dim, packing_group(shape.v_dim)
         )
 
     def quantize(self, k: mx.array, v: mx.array) -> dict[str, mx.array]:
-        return self._k.pack(_by_group(k), group_for(k.shape[-1])) | self._v.pack(_by_group(v), group_for(v.shape[-1]))
+        return self._k.pack(_by_group(k), packing_group(k.shape[-1])) | self._v.pack(
+            _by_group(v), packing_group(v.shape[-1])
+        )
 
     def scores(self, q: mx.array, parts: Parts) -> mx.array:
         return _join_scores(self._k.product(q[None], parts, transpose=True))
 
     def weighted_values(self, p: mx.array, parts: Parts) -> mx.array:
-        return self._v.product(_split_weights(p), parts, transpose=False).sum(axis=0)
+        return self._v.product(_split_weights(p), parts, transpose=False)
 
     def dequantize(self, parts: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         return _join(self._k.unpack(parts)).astype(dtype), _join(self._v.unpack(parts)).astype(dtype)
@@ -254,7 +235,7 @@ class PlainCodec:
         return _join_scores(q[None] @ parts["k"].astype(q.dtype).swapaxes(-1, -2))
 
     def weighted_values(self, p: mx.array, parts: Parts) -> mx.array:
-        return (_split_weights(p) @ parts["v"].astype(p.dtype)).sum(axis=0)
+        return _split_weights(p) @ parts["v"].astype(p.dtype)
 
     def dequantize(self, parts: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         return _join(parts["k"]).astype(dtype), _join(parts["v"]).astype(dtype)
@@ -266,13 +247,11 @@ class PlainCodec:
         return out
 
 
-CODECS = ("q4", "q4-affine", "fp16")
-
-
 def make_codec(name: str, *, compute_dtype: mx.Dtype = mx.float32, scale_dtype: mx.Dtype = mx.float16) -> Codec:
     """The codec of this name. ``exact`` keeps everything in the model's compute dtype; the self-check uses it.
 
-    Raises:
+    Raises
+    ------
         InputError: there is no such codec.
     """
     if name == "q4":

@@ -22,7 +22,8 @@ class Allocation:
     def retain(self) -> Allocation:
         """Add a reference.
 
-        Raises:
+        Raises
+        ------
             PoolError: it was freed already.
         """
         if self.references == 0:
@@ -33,7 +34,8 @@ class Allocation:
     def release(self) -> None:
         """Drop a reference; the last one gives the bytes back.
 
-        Raises:
+        Raises
+        ------
             PoolError: it was freed already.
         """
         self._pool.release(self)
@@ -55,7 +57,8 @@ class Pool:
     def allocate(self, nbytes: int) -> Allocation:
         """Take bytes from the budget.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: fewer are free. Nothing has changed then.
         """
         if nbytes < 0:
@@ -74,7 +77,8 @@ class Pool:
     def release(self, allocation: Allocation) -> None:
         """Drop one reference to an allocation of this pool.
 
-        Raises:
+        Raises
+        ------
             PoolError: it is another pool's, or was freed already.
         """
         if allocation not in self._live:

@@ -19,9 +19,7 @@ _MERGE_AT = 4  #: own runs of a lane from which on growing merges them, so that 
 
 def group_nbytes(codec: Codec, shape: Shape, n_layers: int) -> int:
     """Bytes of one stored group of 64 tokens, all layers of a lane."""
-    return n_layers * sum(
-        int(np.prod(dims)) * dtype.size for dims, dtype in codec.part_shapes(shape).values()
-    )
+    return n_layers * sum(int(np.prod(dims)) * dtype.size for dims, dtype in codec.part_shapes(shape).values())
 
 
 class Run:
@@ -36,10 +34,7 @@ class Run:
         self.allocation: Allocation = pool.allocate(capacity * group_nbytes(codec, shape, n_layers))
         self.frozen = False  #: two sequences read it: neither may append
         self._layers: list[dict[str, mx.array]] = [
-            {
-                name: mx.zeros((capacity, *dims), dtype=dtype)
-                for name, (dims, dtype) in codec.part_shapes(shape).items()
-            }
+            {name: mx.zeros((capacity, *dims), dtype=dtype) for name, (dims, dtype) in codec.part_shapes(shape).items()}
             for _ in range(n_layers)
         ]
 
@@ -153,22 +148,17 @@ class Lane:
     def reserve(self, n_groups: int) -> None:
         """Make room for this many more groups.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: the budget does not have it. Nothing has changed then.
         """
         missing = self._missing_groups(n_groups)
         if not missing:
             return
         if self.window is not None:
-            runs: list[Run] = []
-            try:
-                for _ in range(missing // BLOCK_GROUPS):
-                    runs.append(self._new_run(BLOCK_GROUPS))
-            except BaseException:
-                for run in runs:
-                    run.release()
-                raise
-            self.spare.extend(runs)
+            if missing * self.group_nbytes > self.pool.free:
+                self._new_run(missing)  # raises, with the figures
+            self.spare.extend(self._new_run(BLOCK_GROUPS) for _ in range(missing // BLOCK_GROUPS))
             return
         own = [span for span in self.spans if not span.run.frozen]
         if len(own) >= _MERGE_AT and self._merge(own, missing):
@@ -203,7 +193,8 @@ class Lane:
     def claim(self, n_groups: int) -> list[Piece]:
         """Take room for groups that every layer writes in this step.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: no room was reserved and the budget has none.
         """
         if n_groups > self.room():
@@ -268,7 +259,11 @@ class Lane:
             run = self._new_run(step)
             for layer in range(self.n_layers):
                 # codes are uint32 and scales 16-bit; a uint16 buffer is bfloat16's bits
-                run.write(layer, 0, {name: _from_bits(b[layer, at : at + count], run.dtype(name)) for name, b in parts.items()})
+                run.write(
+                    layer,
+                    0,
+                    {name: _from_bits(b[layer, at : at + count], run.dtype(name)) for name, b in parts.items()},
+                )
             self.spans.append(Span(run, self.n_groups, count))
             self.n_groups += count
 

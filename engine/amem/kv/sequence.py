@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
 from typing import Any
 
 import mlx.core as mx
@@ -47,6 +46,9 @@ class StateLayout:
         """Of open groups: the model's compute dtype."""
         return _DTYPES[self.spec.dtype]
 
+    def shape(self, lane: int) -> Shape:
+        return shape_of(self.spec.groups[lane])
+
     def slots(self) -> dict[int, tuple[int, int]]:
         """Cache slot -> (lane, layer within the lane)."""
         return {
@@ -54,6 +56,22 @@ class StateLayout:
             for lane, group in enumerate(self.spec.groups)
             for layer, slot in enumerate(group.layers)
         }
+
+    def names_seen(self, block: int, n_tokens: int) -> list[str] | None:
+        """Names of a block's buffers that a query at position ``n_tokens`` needs; None for all of them."""
+        unseen = [lane for lane, group in enumerate(self.spec.groups) if block < first_block_seen(group, n_tokens)]
+        if not unseen:
+            return None
+        names = [
+            f"{lane}.{name}"
+            for lane in range(len(self.spec.groups))
+            if lane not in unseen
+            for name in self.codec.part_shapes(self.shape(lane))
+        ]
+        if block == 0 and self.codec.n_exact:
+            seen = [lane for lane in range(len(self.spec.groups)) if lane not in unseen]
+            names += [f"{lane}.{name}.first" for lane in seen for name in "kv"]
+        return names
 
     def exact_nbytes(self, n_tokens: int) -> int:
         """Bytes of this many tokens in the compute dtype, all attention layers."""
@@ -91,7 +109,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Assembled:
-    """Stored groups joined for a restore: ``<lane>.<part> [layers, groups, ...]``, from each lane's first held group."""
+    """Stored groups joined for a restore: ``<lane>.<part> [layers, groups, ...]`` from each lane's first held group."""
 
     parts: Buffers
     first_groups: tuple[int, ...]
@@ -107,13 +125,18 @@ class SequenceState:
         self._n_open = 0  # tokens in the open group: 0 only when the sequence is empty or a turn has just closed
         self._pool = pool
         self.lanes = [
-            Lane(pool, layout.codec, _shape(group), len(group.layers), group.window) for group in layout.spec.groups
+            Lane(pool, layout.codec, shape_of(group), len(group.layers), group.window) for group in layout.spec.groups
         ]
         self.recurrent: dict[int, list[mx.array | None]] = {}
         self._slots = layout.slots()
         self._pieces: list[list[Piece]] = []
         self._open = {slot: _OpenLayer() for slot in self._slots}
         self._fixed: Allocation = pool.allocate(layout.open_nbytes)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups that are stored in quantized form."""
+        return (self.n_tokens - self._n_open) // GROUP
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -125,7 +148,8 @@ class SequenceState:
     def reserve(self, n_tokens: int, chunk: int = 0) -> None:
         """Make room for a sequence of this many tokens in all, prefilled in chunks of ``chunk``.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: the budget does not have it.
         """
         for lane in self.lanes:
@@ -154,7 +178,8 @@ class SequenceState:
     def begin_step(self, length: int) -> None:
         """Prepare a step of ``length`` tokens: claim room for the groups that it completes.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: no room was reserved and the budget has none.
         """
         n_sealed = (self._n_open + length - 1) // GROUP  # the last group stays open, even if it is full
@@ -207,8 +232,13 @@ class SequenceState:
 
     def pending(self) -> list[mx.array]:
         """Arrays of the last step that are still to be evaluated."""
-        arrays = [array for held in self._open.values() for pair in (held.exact, held.before, held.first) if pair
-                  for array in pair]
+        arrays = [
+            array
+            for held in self._open.values()
+            for pair in (held.exact, held.before, held.first)
+            if pair
+            for array in pair
+        ]
         written = {id(piece.run): piece.run for pieces in self._pieces for piece in pieces}
         for run in written.values():
             arrays.extend(run.arrays())
@@ -283,7 +313,8 @@ class SequenceState:
     def fork(self) -> SequenceState:
         """A second sequence at the same point: it reads the same runs and copies nothing.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: the budget has no room for another open group.
         """
         twin = SequenceState(self.layout, self._pool)
@@ -296,7 +327,7 @@ class SequenceState:
     # -- plain form ------------------------------------------------------------------------------------------------
 
     def export_block(self, start_group: int, n_groups: int) -> dict[str, Buffer]:
-        """Stored groups as buffers ``<lane>.<part> [layers, groups, ...]``; the first block has the exact tokens too."""
+        """Stored groups as buffers ``<lane>.<part> [layers, groups, ...]``; the first block has the exact tokens."""
         out: dict[str, Buffer] = {}
         for index, lane in enumerate(self.lanes):
             for name in lane.codec.part_shapes(lane.shape):
@@ -325,13 +356,17 @@ class SequenceState:
     def load(self, stored: Assembled, snapshot: Buffers, n_tokens: int) -> None:
         """Take over restored state; the sequence must be empty.
 
-        Raises:
+        Raises
+        ------
             MemoryBudgetError: the budget does not have the room.
         """
         dtype = self.layout.dtype
         for index, (lane, group) in enumerate(zip(self.lanes, self.layout.spec.groups, strict=True)):
-            parts = {name: stored.parts[f"{index}.{name}"] for name in lane.codec.part_shapes(lane.shape)
-                     if f"{index}.{name}" in stored.parts}
+            parts = {
+                name: stored.parts[f"{index}.{name}"]
+                for name in lane.codec.part_shapes(lane.shape)
+                if f"{index}.{name}" in stored.parts
+            }
             lane.load(parts, stored.first_groups[index], stored.n_groups)
             for layer, slot in enumerate(group.layers):
                 held = self._open[slot]
@@ -359,7 +394,7 @@ def assemble(layout: StateLayout, blocks: Sequence[Buffers], n_tokens: int) -> A
     for index, group in enumerate(layout.spec.groups):
         first_block = first_block_seen(group, n_tokens)
         first_groups.append(min(first_block * BLOCK_GROUPS, n_groups))
-        for name in layout.codec.part_shapes(_shape(group)):
+        for name in layout.codec.part_shapes(shape_of(group)):
             pieces = [
                 block[f"{index}.{name}"][:, : n_groups - at * BLOCK_GROUPS]
                 for at, block in enumerate(blocks)
@@ -394,5 +429,5 @@ def _copy(x: mx.array) -> mx.array:
     return mx.contiguous(x)
 
 
-def _shape(group: LayerGroup) -> Shape:
+def shape_of(group: LayerGroup) -> Shape:
     return Shape(group.n_kv_heads, group.k_dim, group.v_dim)

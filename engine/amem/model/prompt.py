@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from amem.errors import InputError
+from amem.model.reply import ReplyText
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -94,6 +95,25 @@ class Prompter:
     def history(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a whole conversation; errors as `render`."""
         return self._encode_start(self.render(messages))
+
+    def reply(self, text: str, *, ended: bool) -> list[int]:
+        """Tokens of a reply that is known as text alone; ``ended`` if it ended its turn itself."""
+        ids = self._encode(text)
+        return [*ids, int(self._tokenizer.eos_token_id)] if ended and self._tokenizer.eos_token_id is not None else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones included."""
+        return str(self._tokenizer.decode(list(token_ids)))
+
+    def reply_text(self, stops: Sequence[str] = ()) -> ReplyText:
+        """Where a new reply's tokens become text.
+
+        Raises
+        ------
+        InputError
+            A stop string is empty.
+        """
+        return ReplyText(self._tokenizer, self._eos_token_ids, stops)
 
     def _apply(self, messages: Sequence[Message], *, generation: bool) -> str:
         plain = [dict(message) for message in messages]

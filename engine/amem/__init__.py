@@ -1,0 +1,68 @@
+"""Notebook agents that keep their attention state: the engine.
+
+>>> from amem import Engine
+>>> with Engine(store="/tmp/agents") as engine:  # doctest: +SKIP
+...     engine.agent("planner").ask("Plan a launch.").text
+"""
+
+from amem.agent import Agent
+from amem.engine import Engine
+from amem.errors import (
+    AgentLocked,
+    AmemError,
+    Cancelled,
+    ContextOverflow,
+    CorruptState,
+    EngineClosed,
+    InputError,
+    MemoryBudgetError,
+    ModelError,
+    StoreError,
+    StoreFull,
+    StoreTooNew,
+    UnknownTurn,
+    UnsupportedModel,
+)
+from amem.results import (
+    AgentStatus,
+    BlockInfo,
+    BlockMap,
+    EngineStatus,
+    Event,
+    LayerBlocks,
+    Match,
+    Reply,
+    ReplyMetrics,
+    Residency,
+    TurnInfo,
+)
+
+__all__ = [
+    "Agent",
+    "AgentLocked",
+    "AgentStatus",
+    "AmemError",
+    "BlockInfo",
+    "BlockMap",
+    "Cancelled",
+    "ContextOverflow",
+    "CorruptState",
+    "Engine",
+    "EngineClosed",
+    "EngineStatus",
+    "Event",
+    "InputError",
+    "LayerBlocks",
+    "Match",
+    "MemoryBudgetError",
+    "ModelError",
+    "Reply",
+    "ReplyMetrics",
+    "Residency",
+    "StoreError",
+    "StoreFull",
+    "StoreTooNew",
+    "TurnInfo",
+    "UnknownTurn",
+    "UnsupportedModel",
+]

@@ -1,0 +1,246 @@
+"""The facade of one agent: what users call, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from amem.results import AgentStatus, BlockMap, Event, Reply, TurnInfo
+
+if TYPE_CHECKING:
+    from amem.engine import Engine
+    from amem.run.request import Request
+
+Seed = int | Literal["random"] | None
+
+
+class Agent:
+    """A named conversation with its own attention state. `Engine.agent` makes one; several facades may share a name."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name!r}>"
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        message: str,
+        *,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+        system: str | None = None,
+        append: bool = False,
+        cell_id: str | None = None,
+        execution: str | None = None,
+    ) -> Reply:
+        """Send a message and wait for the whole reply.
+
+        Args:
+            message: what the user says.
+            max_tokens: the most tokens to generate.
+            temperature: 0 takes the likeliest token each time.
+            top_p: sample from the likeliest tokens that together have this probability.
+            seed: of the sampling. None derives one from agent, parent turn, prompt and settings, so that the same
+                cell gives the same reply; "random" takes a fresh one.
+            stop: texts at which the reply ends; they are not part of it.
+            system: the system text of the conversation; only its first turn can set it.
+            append: go on from the head even if this cell has a turn already.
+            cell_id: the notebook cell that asks. A cell that asks again replaces what it did before.
+            execution: which execution of that cell this is; a second ask within one appends.
+
+        Raises
+        ------
+            InputError: the message or an option cannot be served as given. The agent is as it was.
+            MemoryBudgetError: the conversation does not fit the memory budget.
+            Cancelled: `KeyboardInterrupt` and the like; the agent is as it was.
+        """
+        reply: Reply | None = None
+        for event in self.stream(
+            message,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            system=system,
+            append=append,
+            cell_id=cell_id,
+            execution=execution,
+        ):
+            reply = event.reply or reply
+        assert reply is not None
+        return reply
+
+    def stream(
+        self,
+        message: str,
+        *,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+        system: str | None = None,
+        append: bool = False,
+        cell_id: str | None = None,
+        execution: str | None = None,
+    ) -> Iterator[Event]:
+        """Like `ask`, as events: pieces of text, progress, and the reply last.
+
+        The input is checked and the request queued at once, before the first event is taken. Closing the iterator
+        early, or an exception in the loop, cancels the request.
+        """
+        request = self._engine.submit(
+            self.name,
+            message,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            system=system,
+            append=append,
+            cell_id=cell_id,
+            execution=execution,
+        )
+        return self._events(request)
+
+    def _events(self, request: Request) -> Iterator[Event]:
+        finished = False
+        try:
+            while not finished:
+                event = request.events.get()
+                if isinstance(event, BaseException):
+                    finished = True
+                    raise event
+                finished = event.reply is not None
+                yield event
+        finally:
+            if not finished:
+                self._cancel(request)
+
+    def _cancel(self, request: Request) -> None:
+        """Cancel, and wait until the agent is as it was; a second interrupt stops the waiting."""
+        request.cancel()
+        while True:
+            event = request.events.get()
+            if isinstance(event, BaseException) or event.reply is not None:
+                return
+
+    async def aask(self, message: str, **options: object) -> Reply:
+        """`ask` for async callers; takes the same options."""
+        reply: Reply | None = None
+        async for event in self.astream(message, **options):
+            reply = event.reply or reply
+        assert reply is not None
+        return reply
+
+    async def astream(self, message: str, **options: object) -> AsyncIterator[Event]:
+        """`stream` for async callers; takes the same options."""
+        request = self._engine.submit(self.name, message, **options)  # type: ignore[arg-type]  # checked by submit
+        finished = False
+        try:
+            while not finished:
+                event = await asyncio.to_thread(_next_event, request)
+                if event is None:
+                    continue
+                if isinstance(event, BaseException):
+                    finished = True
+                    raise event
+                finished = event.reply is not None
+                yield event
+        finally:
+            if not finished:
+                request.cancel()
+
+    # -- the tree ------------------------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> str | None:
+        """The system text of the conversation."""
+        return self._engine.with_session(self.name, lambda session: session.system)
+
+    @property
+    def turns(self) -> list[TurnInfo]:
+        """The turns from the first to the head."""
+        return self._engine.with_session(self.name, lambda session: session.turn_infos(only_path=True))
+
+    def tree(self) -> list[TurnInfo]:
+        """All turns, those on other branches too."""
+        return self._engine.with_session(self.name, lambda session: session.turn_infos(only_path=False))
+
+    def rewind(self, turns: int = 1) -> None:
+        """Move the head back. Nothing is lost: the turns stay as a branch.
+
+        Raises
+        ------
+            InputError: there are fewer turns than that.
+        """
+        self._engine.with_idle_session(self.name, lambda session: session.rewind(turns))
+
+    def checkout(self, turn: int) -> None:
+        """Move the head to any turn of the tree.
+
+        Raises
+        ------
+            UnknownTurn: there is no such turn.
+        """
+        self._engine.with_idle_session(self.name, lambda session: session.checkout(turn))
+
+    def fork(self, name: str, *, at: int | None = None) -> Agent:
+        """A new agent that starts where this one stands (or stood, at a turn). Stored blocks are shared, not copied.
+
+        Raises
+        ------
+            InputError: an agent of that name exists, or the name is not possible.
+            UnknownTurn: there is no such turn.
+        """
+        return self._engine.fork(self.name, name, at)
+
+    # -- memory and disk -------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> AgentStatus:
+        """Residency, tokens, bytes."""
+        return self._engine.with_session(self.name, lambda session: session.status())
+
+    def block_map(self) -> BlockMap:
+        """Every block of the head, with its text."""
+        return self._engine.with_session(self.name, lambda session: session.block_map())
+
+    def evict(self) -> None:
+        """Take the state out of memory; it stays on disk, so the next request restores it."""
+        self._engine.with_idle_session(self.name, lambda session: session.evict())
+
+    def restore(self) -> None:
+        """Bring the stored state into memory now."""
+        self._engine.with_idle_session(self.name, lambda session: session.restore())
+
+    def pin(self) -> None:
+        """Keep the state in memory, whoever else needs room."""
+        self._engine.with_session(self.name, lambda session: session.pin(True))
+
+    def unpin(self) -> None:
+        """Undo `pin`."""
+        self._engine.with_session(self.name, lambda session: session.pin(False))
+
+    def delete(self) -> None:
+        """Delete the agent, its transcript and every stored byte of it. Forks live on with their own copy."""
+        self._engine.delete(self.name)
+
+
+def _next_event(request: Request) -> Event | BaseException | None:
+    """An event, or None after a moment, so that a cancelled task does not leave a thread waiting for good."""
+    try:
+        return request.events.get(timeout=0.2)
+    except queue.Empty:
+        return None

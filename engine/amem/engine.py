@@ -1,0 +1,355 @@
+"""The engine: one model, one store, one owner thread, any number of agents."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from amem.agent import Agent, Seed
+from amem.errors import AmemError, EngineClosed, InputError
+from amem.results import EngineStatus, Reply
+from amem.run.owner import OwnerThread
+from amem.sizes import parse_size
+
+if TYPE_CHECKING:
+    from amem.opening import Opened
+    from amem.run.request import Request
+    from amem.session import AgentSession
+    from amem.store import VerifyReport
+
+T = TypeVar("T")
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_STORE = "~/.amem"
+DEFAULT_DISK = 10 * 10**9
+
+
+class Engine:
+    """Serves agents whose attention state is kept in memory and on disk.
+
+    Args:
+        model: a bundled model's name, a local folder, or a hub id. Default: ``$AMEM_MODEL``, else ``smollm2-135m``.
+        store: the folder of all agents. Default: ``$AMEM_STORE``, else ``~/.amem``.
+        space: agents of different spaces do not meet, even if their names are the same.
+        memory: the most that hot K/V may take, in bytes or like "2GB". Default: ``$AMEM_MEMORY``, else a quarter of
+            the RAM.
+        disk: the most that the store may take. Default: 10 GB.
+        codec: how K and V are stored: "auto", "q4", "q4-affine" or "fp16".
+        attention: "auto" or "reference".
+        prefill_chunk: tokens of one prefill step, a multiple of 64. Default: by device.
+        max_batch: the most requests that run at once.
+        progress: called with a sentence while the model is fetched and loaded.
+
+    Raises
+    ------
+        InputError: an option is not possible.
+        ModelError: the model cannot be found, read or carried.
+        StoreError: the store cannot be opened.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        store: str | Path | None = None,
+        *,
+        space: str = "default",
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        codec: str = "auto",
+        attention: str = "auto",
+        prefill_chunk: int | None = None,
+        max_batch: int = 16,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        name = str(model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL)
+        root = Path(store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
+        budget = parse_size(memory or os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
+        quota = parse_size(disk) if disk is not None else DEFAULT_DISK
+        if max_batch < 1:
+            raise InputError(f"max_batch must be at least 1, not {max_batch}.")
+        if prefill_chunk is not None and (prefill_chunk < 64 or prefill_chunk % 64):
+            raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
+        self._owner = OwnerThread()
+        self._sessions: dict[str, AgentSession] = {}
+        self._space = space
+        self._readers = ThreadPoolExecutor(2, "amem-read")
+        self._writer = ThreadPoolExecutor(1, "amem-write")
+        from amem.opening import open_parts  # brings MLX: `import amem` alone stays quick
+
+        try:
+            self._opened: Opened = self._owner.call(
+                lambda: open_parts(
+                    name,
+                    root,
+                    budget=budget,
+                    quota=quota,
+                    codec=codec,
+                    attention=attention,
+                    prefill_chunk=prefill_chunk,
+                    max_batch=max_batch,
+                    readers=self._readers,
+                    writer=self._writer,
+                    sessions=lambda: list(self._sessions.values()),
+                    progress=progress,
+                )
+            )
+        except BaseException:
+            self._owner.close()
+            self._readers.shutdown()
+            self._writer.shutdown()
+            raise
+        self._parts = self._opened.parts
+        self._owner.drive(self._parts.scheduler)
+        atexit.register(self.close)  # the thread must not be inside MLX when the interpreter goes
+
+    def __repr__(self) -> str:
+        return f"<Engine {self._parts.model_name} on {self._opened.root}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End running requests, and let go of the model, the memory and the locks. Nothing that was saved is lost."""
+        if self._owner.closed:
+            return
+        atexit.unregister(self.close)
+        self._owner.submit(self._end_requests)
+        self._owner.submit(self._release)
+        self._owner.close()
+        self._readers.shutdown()
+        self._writer.shutdown()
+
+    def _end_requests(self) -> None:
+        self._parts.scheduler.fail_all(EngineClosed("the engine was closed while this request was running."))
+
+    def _release(self) -> None:
+        self._writer.submit(lambda: None).result()  # writes under way must not outlive their agent's lock
+        for session in self._sessions.values():
+            session.evict()
+            session.store.close()
+        self._sessions.clear()
+        self._parts.store.close()
+        self._opened.finish()
+
+    # -- agents --------------------------------------------------------------------------------------------------
+
+    def agent(self, name: str, system: str | None = None) -> Agent:
+        """The agent of this name, made at its first use.
+
+        Args:
+            name: any text of 1 to 128 characters.
+            system: the system text with which its conversation starts.
+
+        Raises
+        ------
+            InputError: the name is not possible, or the agent has another system text already.
+            AgentLocked: another engine or process is writing to it.
+        """
+        self.with_session(name, lambda session: session.begin_with(system) if system is not None else None)
+        return Agent(self, name)
+
+    def agents(self) -> list[str]:
+        """Names of all agents of this space, those on disk too."""
+        return self._owner.call(lambda: [entry.name for entry in self._parts.store.agents(self._space)])
+
+    def ask_all(self, messages: Mapping[str, str], **options: object) -> dict[str, Reply]:
+        """Ask several agents at once, as one batch; options as for `Agent.ask`.
+
+        Raises
+        ------
+            AmemError: the first error of any of them; the others have finished by then.
+        """
+        streams = {name: self.agent(name).stream(text, **options) for name, text in messages.items()}  # type: ignore[arg-type]  # checked by submit
+        replies: dict[str, Reply] = {}
+        errors: list[AmemError] = []
+        try:
+            for name, events in streams.items():
+                try:
+                    replies[name] = next(event.reply for event in events if event.reply is not None)
+                except AmemError as error:
+                    errors.append(error)
+        finally:
+            for events in streams.values():
+                events.close()  # type: ignore[attr-defined]  # generators
+        if errors:
+            raise errors[0]
+        return replies
+
+    def fork(self, name: str, new_name: str, at: int | None = None) -> Agent:
+        """See `Agent.fork`."""
+
+        def fork(session: AgentSession) -> None:
+            if new_name in self.agents():
+                raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
+            turn = at if at is not None else session.store.head
+            self._sessions[new_name] = session.fork(session.store.fork(new_name, self._space, turn), turn)
+
+        self.with_session(name, fork)
+        return Agent(self, new_name)
+
+    def delete(self, name: str) -> None:
+        """See `Agent.delete`."""
+
+        def delete(session: AgentSession) -> None:
+            session.evict()
+            del self._sessions[name]
+            session.store.delete()
+
+        self.with_idle_session(name, delete)
+
+    def with_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
+        """Run a job on an agent's session in the owner thread."""
+        return self._owner.call(lambda: job(self._session(name)))
+
+    def with_idle_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
+        """Like `with_session`, refused while a request to the agent is running.
+
+        Raises
+        ------
+            InputError: one is.
+        """
+
+        def run() -> T:
+            session = self._session(name)
+            if session.is_running:
+                raise InputError(f"agent {name!r} is answering: wait for it, or cancel its request, first.")
+            return job(session)
+
+        return self._owner.call(run)
+
+    def _session(self, name: str) -> AgentSession:
+        from amem.session import AgentSession
+
+        session = self._sessions.get(name)
+        if session is None:
+            session = AgentSession(self._parts, self._parts.store.open(name, self._space))
+            self._sessions[name] = session
+        return session
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        name: str,
+        message: str,
+        *,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+        system: str | None = None,
+        append: bool = False,
+        cell_id: str | None = None,
+        execution: str | None = None,
+    ) -> Request:
+        """Check a message to an agent and queue it. `Agent.stream` explains the options.
+
+        Raises
+        ------
+            InputError: the message or an option is not possible; nothing has changed.
+        """
+        from amem.run.request import Request
+        from amem.run.sampler import Sampler, derive_seed
+        from amem.turn import TurnWork
+
+        submitted = time.perf_counter()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        _check(message, max_tokens, temperature, top_p, seed, stops)
+        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": list(stops)}
+
+        def queue() -> Request:
+            session = self._session(name)
+            number = secrets.randbits(63) if seed == "random" else seed
+            if number is None:
+                parent, _ = session.parent_for(cell_id, execution, append)
+                number = derive_seed(name, parent, message, settings)
+            work = TurnWork(
+                session,
+                message,
+                system=system,
+                settings=settings | {"seed": number},
+                cell_id=cell_id,
+                execution=execution,
+                append=append,
+            )
+            request = Request(
+                work=work,
+                sample=Sampler(temperature=temperature, top_p=top_p, seed=number & (2**63 - 1)),
+                text=self._parts.prompter.reply_text(stops),
+                max_tokens=max_tokens,
+                eos_token_ids=self._parts.eos_token_ids,
+                group=session,
+            )
+            request.marks.submitted = submitted
+            self._parts.scheduler.submit(request)
+            return request
+
+        return self._owner.call(queue)
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    def status(self) -> EngineStatus:
+        """The engine at this instant. Every figure is read or measured now."""
+
+        def read() -> EngineStatus:
+            parts, opened = self._parts, self._opened
+            return EngineStatus(
+                model=parts.model_name,
+                model_path=str(opened.model_path),
+                fingerprint=parts.realm.fingerprint,
+                codec=parts.realm.codec,
+                attention="reference",
+                device=opened.device,
+                blas=opened.blas,
+                context_length=parts.context_length,
+                memory_budget=parts.pool.total,
+                hot_bytes=parts.pool.used,
+                peak_hot_bytes=parts.pool.peak,
+                disk_quota=opened.quota,
+                disk_bytes=parts.store.disk_bytes,
+                bytes_written=parts.store.bytes_written,
+                store=str(opened.root),
+                space=self._space,
+                agents=tuple(self._session(name).status() for name in self.agents()),
+                warnings=opened.warnings + tuple(parts.store.reports),
+            )
+
+        return self._owner.call(read)
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check every stored byte of every agent against its checksum."""
+        from amem.store import verify
+
+        return self._owner.call(lambda: verify(self._parts.store, repair=repair))
+
+
+def _check(message: str, max_tokens: int, temperature: float, top_p: float, seed: Seed, stops: Sequence[str]) -> None:
+    if not isinstance(message, str) or not message.strip():
+        raise InputError("the message is empty: write what you want to say to the agent.")
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise InputError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}.")
+    if not isinstance(temperature, (int, float)) or not 0 <= temperature < float("inf"):
+        raise InputError(f"temperature must be a number from 0 upwards, not {temperature!r}.")
+    if not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
+        raise InputError(f"top_p must be above 0 and at most 1, not {top_p!r}.")
+    if seed is not None and seed != "random" and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
+    if any(not isinstance(stop, str) or not stop for stop in stops):
+        raise InputError("a stop string is empty: leave it out, or give the text at which the reply should end.")
+
+
+def _quarter_of_ram() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

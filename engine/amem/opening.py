@@ -1,0 +1,96 @@
+"""Opening an engine: load the model, learn what it caches, check that we carry it, open the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from amem.errors import InputError
+from amem.kv.codec import make_codec
+from amem.kv.pool import Pool
+from amem.kv.sequence import StateLayout
+from amem.model import blas
+from amem.model.load import load
+from amem.model.prompt import Prompter
+from amem.model.spec import CODECS
+from amem.parts import EngineParts
+from amem.run.runner import Runner
+from amem.run.scheduler import Scheduler
+from amem.run.checked import checked_spec
+from amem.session import AgentSession
+from amem.store import Store
+from amem.store.records import Realm
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An engine's parts, and what its status says of them."""
+
+    parts: EngineParts
+    root: Path
+    model_path: Path
+    device: str
+    blas: str
+    quota: int
+    warnings: tuple[str, ...]
+
+    def finish(self) -> None:
+        """Let go of the owner thread's MLX streams, in that thread."""
+        mx.synchronize()
+        mx.clear_streams()
+
+
+def open_parts(
+    name: str,
+    root: Path,
+    *,
+    budget: int,
+    quota: int,
+    codec: str,
+    attention: str,
+    prefill_chunk: int | None,
+    max_batch: int,
+    readers: Executor,
+    writer: Executor,
+    sessions: Callable[[], Iterable[AgentSession]],
+    progress: Callable[[str], None] | None,
+) -> Opened:
+    """Build everything, in the thread that will own it.
+
+    Raises
+    ------
+        InputError, ModelError, StoreError: see `amem.Engine`.
+    """
+    if codec not in ("auto", *CODECS):
+        raise InputError(f"unknown codec {codec!r}: choose one of auto, {', '.join(CODECS)}.")
+    if attention not in ("auto", "reference"):
+        raise InputError(f"unknown attention {attention!r}: choose auto or reference.")
+    loaded = load(name, progress=progress)
+    spec = checked_spec(loaded.model, loaded.fingerprint, progress)
+    chosen = make_codec("q4" if codec == "auto" else codec)
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    chunk = prefill_chunk or (128 if on_cpu else 512)  # a step should take a second at most
+    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model))
+    warning = blas.warning()
+    parts = EngineParts(
+        model_name=loaded.name,
+        realm=Realm(loaded.fingerprint, chosen.name),
+        layout=StateLayout(spec, chosen),
+        prompter=Prompter(loaded.tokenizer, loaded.eos_token_ids),
+        context_length=loaded.context_length,
+        eos_token_ids=frozenset(loaded.eos_token_ids),
+        prefill_chunk=chunk,
+        pool=Pool(budget),
+        store=Store(root, disk_quota=quota),
+        scheduler=Scheduler(runner, prefill_chunk=chunk, max_batch=max_batch),
+        readers=readers,
+        writer=writer,
+        sessions=sessions,
+    )
+    device = "cpu" if on_cpu else "gpu"
+    return Opened(parts, root, loaded.path, device, blas.in_use(), quota, (warning,) if warning else ())

@@ -1,0 +1,129 @@
+"""One request on its way through the engine: what it wants, where it is, and when it got there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import mlx.core as mx
+
+from amem.kv.sequence import Checkpoint, SequenceState
+from amem.results import Event, Reply
+
+
+class TextSink(Protocol):
+    """Turns generated ids into text, and finds stop strings in it; `amem.model.reply.ReplyText` is one."""
+
+    text: str
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def n_kept(self) -> int: ...
+
+    def add(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class Work(Protocol):
+    """The part of a request that knows its agent: matching, restoring, committing."""
+
+    def match(self, request: Request) -> Future[None] | None:
+        """Find what is stored, set the request's ids, and start to read; a future while bytes are on their way."""
+        ...
+
+    def prepare(self, request: Request) -> bool:
+        """Set the request's sequence, with room for all it can need. False: wait until others have finished."""
+        ...
+
+    def progress(self, request: Request) -> None:
+        """Called after each step; streams full blocks to disk."""
+        ...
+
+    def commit(self, request: Request) -> Reply:
+        """Make the turn durable."""
+        ...
+
+    def abort(self, request: Request) -> None:
+        """Leave the agent as it was before the request."""
+        ...
+
+
+@dataclass
+class Marks:
+    """Seconds (monotonic) at which a request passed each stage; 0.0 until it did."""
+
+    submitted: float = 0.0
+    admitted: float = 0.0
+    matched: float = 0.0
+    restored: float = 0.0
+    prefilled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt to be continued. Everything but ``events`` and ``cancel`` belongs to the owner thread."""
+
+    work: Work
+    sample: Callable[[mx.array], mx.array]  #: logits [V] -> token id, a scalar
+    text: TextSink
+    max_tokens: int
+    eos_token_ids: frozenset[int]
+    group: object  #: requests of one group (an agent) run one after the other
+    events: queue.SimpleQueue[Event | BaseException] = field(default_factory=queue.SimpleQueue)
+    marks: Marks = field(default_factory=Marks)
+    sequence: SequenceState | None = None
+    checkpoint: Checkpoint | None = None
+    prompt_ids: list[int] = field(default_factory=list)  #: the whole history, this prompt included
+    n_reused: int = 0
+    generated: list[int] = field(default_factory=list)
+    n_kept: int = 0  #: generated tokens that the turn keeps
+    finish_reason: str = ""
+    reading: Future[None] | None = None
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Ask that it ends at the next step. Any thread may call this."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def kept_ids(self) -> Sequence[int]:
+        return self.generated[: self.n_kept]
+
+    @property
+    def n_computed(self) -> int:
+        """Prompt tokens that were run through the model."""
+        return len(self.prompt_ids) - self.n_reused
+
+    def take(self, token_id: int) -> None:
+        """Add a generated token, and decide whether the reply ends with it."""
+        now = time.perf_counter()
+        if not self.generated:
+            self.marks.first_token = now
+        self.marks.last_token = now
+        self.generated.append(token_id)
+        shown = self.text.add(token_id)
+        if token_id in self.eos_token_ids:
+            self.finish_reason = "stop"
+        elif len(self.generated) >= self.max_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason:
+            shown += self.text.finish()
+        if self.text.stopped:
+            self.finish_reason = "stop"
+        self.n_kept = self.text.n_kept
+        if shown:
+            self.events.put(Event(text=shown))

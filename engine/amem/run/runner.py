@@ -1,0 +1,34 @@
+"""The model's forward pass over sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from amem.kv.cache import BatchQuantizedKVCache
+from amem.kv.sequence import SequenceState
+
+
+class Runner:
+    """Feeds tokens to the model. ``template`` makes the model's own cache objects."""
+
+    def __init__(self, model: Callable[..., mx.array], template: Callable[[], list[Any]]) -> None:
+        self._model = model
+        self._template = template
+
+    def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        """Compute the K and V of some tokens. The logits are never evaluated, so the output head costs nothing."""
+        cache = BatchQuantizedKVCache([sequence], self._template)
+        cache.begin(len(token_ids))
+        self._model(mx.array([list(token_ids)]), cache=cache.layers)
+        mx.eval(cache.end(len(token_ids)))
+
+    def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
+        """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
+        cache = BatchQuantizedKVCache(sequences, self._template)
+        cache.begin(1)
+        logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)
+        mx.eval(logits, cache.end(1))
+        return logits

@@ -1,0 +1,190 @@
+"""Iteration by iteration: admit what has arrived, one prefill chunk, one decode step for all that decode."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+
+from amem.errors import AmemError, Cancelled, MemoryBudgetError
+from amem.kv.codec import GROUP
+from amem.results import Event
+from amem.run.request import Request
+from amem.run.runner import Runner
+
+
+class Scheduler:
+    """Moves requests through waiting, reading, prefill, decode and commit. It belongs to the owner thread."""
+
+    def __init__(self, runner: Runner, *, prefill_chunk: int, max_batch: int) -> None:
+        self._runner = runner
+        self._chunk = max(GROUP, prefill_chunk // GROUP * GROUP)
+        self._max_batch = max_batch
+        self._waiting: deque[Request] = deque()
+        self._reading: list[Request] = []
+        self._prefilling: deque[Request] = deque()
+        self._decoding: list[Request] = []
+        self._closing: list[Request] = []  # replies whose last kept token is still to be fed
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._active)
+
+    @property
+    def _active(self) -> list[Request]:
+        return [*self._reading, *self._prefilling, *self._decoding, *self._closing]
+
+    def is_running(self, group: object) -> bool:
+        """Whether a request of this group (an agent) is under way."""
+        return any(request.group is group for request in self._active)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request with an error."""
+        for request in [*self._waiting, *self._active]:
+            self._end(request, error)
+
+    def step(self) -> None:
+        """One iteration. An error of one request ends that request alone."""
+        for request in [*self._waiting, *self._active]:
+            if request.cancelled:
+                self._end(request, Cancelled("the request was cancelled; its agent is as it was before."))
+        self._admit()
+        self._collect()
+        self._prefill()
+        self._decode()
+        if self._reading and not (self._prefilling or self._decoding or self._closing):
+            time.sleep(0.0005)  # only I/O threads have work: do not spin
+
+    # -- stages --------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        groups = {id(request.group) for request in self._active}
+        for request in list(self._waiting):
+            if len(self._active) >= self._max_batch:
+                return
+            if id(request.group) in groups:
+                continue
+            groups.add(id(request.group))
+            self._waiting.remove(request)
+            request.marks.admitted = time.perf_counter()
+            self._reading.append(request)
+            self._guard(request, partial(self._match, request))
+
+    def _match(self, request: Request) -> None:
+        request.reading = request.work.match(request)
+        request.marks.matched = time.perf_counter()
+
+    def _collect(self) -> None:
+        """Move requests whose bytes are in, and for whom there is room, to prefill."""
+        for request in list(self._reading):
+            if request.reading is None or request.reading.done():
+                self._guard(request, partial(self._prepare, request))
+
+    def _prepare(self, request: Request) -> None:
+        if request.reading is not None:
+            request.reading.result()
+        if not request.work.prepare(request):
+            if len(self._active) == len(self._reading) and self._reading[0] is request:
+                raise MemoryBudgetError(
+                    "this request does not fit the memory budget beside the pinned agents: unpin one, shorten the "
+                    "conversation (fork, rewind), lower max_tokens, or raise the budget with memory=."
+                )
+            return
+        self._reading.remove(request)
+        request.marks.restored = time.perf_counter()
+        self._prefilling.append(request)
+
+    def _prefill(self) -> None:
+        if not self._prefilling:
+            return
+        request = self._prefilling[0]
+        self._guard(request, partial(self._prefill_chunk, request))
+
+    def _prefill_chunk(self, request: Request) -> None:
+        sequence = request.sequence
+        assert sequence is not None
+        # the last token is always fed alone: as a decode step, or as the turn's closing step
+        ids = [*request.prompt_ids, *request.kept_ids]
+        end = len(ids) - 1
+        start = sequence.n_tokens
+        if start < end:
+            stop = min(end, (start + self._chunk) // GROUP * GROUP)
+            self._runner.prefill(sequence, ids[start:stop])
+            request.work.progress(request)
+            total = end - request.n_reused
+            request.events.put(Event(stage="prefill", done=stop - request.n_reused, total=total))
+        if sequence.n_tokens == end:
+            self._prefilling.remove(request)
+            if request.finish_reason:
+                self._closing.append(request)
+            else:
+                request.marks.prefilled = time.perf_counter()
+                self._decoding.append(request)
+
+    def _decode(self) -> None:
+        """One token for each request that decodes, and the last kept one for each that closes, in one batch."""
+        batch = [*self._decoding, *self._closing]
+        if not batch:
+            return
+        sequences = [request.sequence for request in batch if request.sequence is not None]
+        fed = [(request.kept_ids or request.prompt_ids)[-1] for request in batch]
+        try:
+            logits = self._runner.decode(sequences, fed)
+        except Exception as error:  # noqa: BLE001  # each caller of the batch gets it
+            for request in batch:
+                self._end(request, error)
+            return
+        for row, request in enumerate(batch):
+            if request in self._closing:
+                self._guard(request, partial(self._commit, request))
+            else:
+                self._guard(request, partial(self._sample, request, logits[row]))
+
+    def _sample(self, request: Request, logits: mx.array) -> None:
+        request.work.progress(request)
+        request.take(int(request.sample(logits).item()))
+        if not request.finish_reason:
+            return
+        self._decoding.remove(request)
+        sequence = request.sequence
+        assert sequence is not None
+        n_kept = len(request.prompt_ids) + request.n_kept
+        if n_kept > sequence.n_tokens:  # the last token was sampled, not fed
+            self._closing.append(request)
+        elif sequence.cut(n_kept):
+            self._commit(request)
+        else:
+            # recurrent layers cannot be cut back: compute the kept part again from where the request began
+            if request.checkpoint is None or not sequence.rollback(request.checkpoint):
+                raise AmemError("the reply could not be cut at its stop string; ask again without --stop.")
+            self._prefilling.append(request)
+
+    def _commit(self, request: Request) -> None:
+        reply = request.work.commit(request)
+        self._forget(request)
+        request.events.put(Event(reply=reply))
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def _guard(self, request: Request, stage: Callable[[], None]) -> None:
+        try:
+            stage()
+        except Exception as error:  # noqa: BLE001  # the caller gets whatever it was
+            self._end(request, error)
+
+    def _end(self, request: Request, error: BaseException) -> None:
+        self._forget(request)
+        request.work.abort(request)
+        request.events.put(error)
+
+    def _forget(self, request: Request) -> None:
+        for stage in (self._waiting, self._reading, self._prefilling, self._decoding, self._closing):
+            if request in stage:
+                stage.remove(request)

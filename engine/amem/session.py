@@ -1,0 +1,339 @@
+"""One agent as the owner thread sees it: its stored tree, its head, and its state in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from amem.errors import InputError, UnknownTurn
+from amem.kv.codec import GROUP
+from amem.kv.run import BLOCK_GROUPS
+from amem.kv.sequence import Buffers, SequenceState, assemble
+from amem.parts import EngineParts
+from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residency, TurnInfo
+from amem.store import AgentStore
+from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
+
+
+@dataclass(frozen=True)
+class History:
+    """Where a turn starts: its parent, and the tokens of everything before it."""
+
+    parent: int | None
+    token_ids: list[int]
+    rendered: tuple[tuple[int, list[int]], ...] = ()  #: (turn, its ids) of turns that had none for this model
+    left: tuple[int, ...] = ()  #: turns of the old path that this one leaves on another branch
+
+
+class AgentSession:
+    """The state of one agent. It belongs to the owner thread."""
+
+    def __init__(self, parts: EngineParts, store: AgentStore) -> None:
+        self.parts = parts
+        self.store = store
+        self.hot: SequenceState | None = None
+        self.hot_turn: int | None = None  #: the turn at whose end the state in memory stands
+        self.last_used = 0
+        self.pinned = False
+        self.saved = True
+        self.last_ttft_ms: float | None = None
+        self.new_from = 0  #: position from which the last turn computed
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    @property
+    def is_running(self) -> bool:
+        return self.parts.scheduler.is_running(self)
+
+    # -- the tree ------------------------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> str | None:
+        """The system text of the head's path, or the one that the first turn will have."""
+        path = self._head_path()
+        if path:
+            return self.store.turns()[path[0]].system
+        return self.store.meta.get("system")
+
+    def _head_path(self) -> list[int]:
+        return self.store.path(self.store.head) if self.store.head is not None else []
+
+    def parent_for(self, cell_id: str | None, execution: str | None, append: bool) -> tuple[int | None, list[int]]:
+        """Where a new turn starts, by the rule on cells, and the turns that it leaves behind.
+
+        A cell that runs again starts where its last execution started, if that lies on the head's path. A second ask
+        within one execution goes on from the head.
+        """
+        path = self._head_path()
+        head = path[-1] if path else None
+        if append or cell_id is None:
+            return head, []
+        turns = self.store.turns()
+        mine = [turn for turn in path if turns[turn].cell_id == cell_id]
+        if not mine or (execution is not None and turns[mine[-1]].execution == execution):
+            return head, []
+        last_execution = turns[mine[-1]].execution
+        first = next(turn for turn in mine if turns[turn].execution == last_execution)
+        return turns[first].parent, path[path.index(first) :]
+
+    def history(self, parent: int | None, left: Sequence[int]) -> History:
+        """The tokens up to a turn's end; turns without a realization for this model are rendered from their text."""
+        if parent is None:
+            return History(None, [], (), tuple(left))
+        ids = self.store.path_tokens(parent, self.parts.realm)
+        if ids is not None:
+            return History(parent, ids.tolist(), (), tuple(left))
+        turns = self.store.turns()
+        token_ids: list[int] = []
+        rendered: list[tuple[int, list[int]]] = []
+        for turn in self.store.path(parent):
+            known = self.store.realization(turn, self.parts.realm)
+            own = known.token_ids.tolist() if known else self._render(turns[turn], token_ids)
+            if not known:
+                rendered.append((turn, own))
+            token_ids.extend(own)
+        return History(parent, token_ids, tuple(rendered), tuple(left))
+
+    def _render(self, turn: TurnRecord, before: Sequence[int]) -> list[int]:
+        prompter = self.parts.prompter
+        ids = (
+            prompter.first(turn.system, turn.prompt)
+            if turn.parent is None
+            else prompter.next(turn.prompt, last_id=before[-1] if before else None)
+        )
+        return [*ids, *prompter.reply(turn.reply, ended=turn.finish_reason == "stop")]
+
+    def find(self, token_ids: Sequence[int], prefer: int | None) -> Found:
+        """The longest stored prefix that leaves at least the last token to compute."""
+        ids = np.asarray(token_ids, dtype=np.int32)
+        exact = bool(self.parts.layout.spec.recurrent)
+        return self.store.find(self.parts.realm, ids, prefer=prefer, limit=len(ids) - 1, exact=exact)
+
+    def repeats(self, parent: int | None, delta: Sequence[int]) -> bool:
+        """Whether a turn that starts so was computed before at this place."""
+        for turn in self.store.children(parent):
+            known = self.store.realization(turn, self.parts.realm)
+            if known is not None and known.token_ids[: len(delta)].tolist() == list(delta):
+                return True
+        return False
+
+    def turn_infos(self, only_path: bool) -> list[TurnInfo]:
+        """Turns in the order in which they were made."""
+        path = set(self._head_path())
+        infos = []
+        for turn in self.store.turns().values():
+            if only_path and turn.id not in path:
+                continue
+            known = self.store.realization(turn.id, self.parts.realm)
+            infos.append(
+                TurnInfo(
+                    turn.id,
+                    turn.parent,
+                    turn.prompt,
+                    turn.reply,
+                    turn.finish_reason,
+                    turn.created,
+                    turn.cell_id,
+                    turn.id in path,
+                    known.n_tokens if known else 0,
+                )
+            )
+        return infos
+
+    def checkout(self, turn: int | None) -> None:
+        """Move the head.
+
+        Raises
+        ------
+            UnknownTurn: there is no such turn.
+        """
+        if turn is not None and turn not in self.store.turns():
+            raise UnknownTurn(f"agent {self.name!r} has no turn {turn}: agent.tree() lists its turns.")
+        self.store.set_head(turn)
+        if self.hot_turn != turn:
+            self.evict()
+
+    def rewind(self, turns: int) -> None:
+        """Move the head back by some turns.
+
+        Raises
+        ------
+            InputError: the head's path is shorter than that.
+        """
+        path = self._head_path()
+        if turns < 1 or turns > len(path):
+            raise InputError(f"agent {self.name!r} has {len(path)} turns to rewind, so {turns} is not possible.")
+        self.checkout(path[-turns - 1] if turns < len(path) else None)
+
+    def begin_with(self, system: str) -> None:
+        """Set the system text with which the first turn will start.
+
+        Raises
+        ------
+            InputError: the conversation has begun with another one.
+        """
+        if self._head_path():
+            if system != (self.system or ""):
+                raise InputError(
+                    f"agent {self.name!r} already has another system text: give the new text to an agent of another "
+                    "name, or rewind this one to its start first."
+                )
+        else:
+            self.store.set_meta("system", system)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    @property
+    def hot_bytes(self) -> int:
+        return self.hot.nbytes if self.hot is not None else 0
+
+    def evict(self) -> None:
+        """Let go of the state in memory; it is on disk."""
+        if self.hot is not None:
+            self.hot.release()
+        self.hot, self.hot_turn = None, None
+
+    def pin(self, pinned: bool) -> None:
+        """Whether the state stays in memory, whoever else needs room."""
+        self.pinned = pinned
+
+    def adopt(self, sequence: SequenceState, turn: int) -> None:
+        """Keep a sequence as this agent's state at a turn's end."""
+        if self.hot is not None and self.hot is not sequence:
+            self.hot.release()
+        self.hot, self.hot_turn = sequence, turn
+
+    def read(self, found: Found) -> list[Buffers]:
+        """The buffers of found blocks, and of the snapshot last (empty without one). Any thread may call this.
+
+        Raises
+        ------
+            CorruptState: a file is damaged; it was set aside, and the next `find` does not see it.
+        """
+        blocks: list[Buffers] = [
+            self.store.read(block, self.parts.layout.names_seen(index, found.n_block_tokens))
+            for index, block in enumerate(found.blocks)
+        ]
+        return [*blocks, self.store.read(found.snapshot) if found.snapshot else {}]
+
+    def load(self, sequence: SequenceState, found: Found, buffers: Sequence[Buffers]) -> None:
+        """Fill an empty sequence with what `read` gave."""
+        stored = assemble(self.parts.layout, buffers[:-1], found.n_block_tokens)
+        sequence.load(stored, buffers[-1], found.n_tokens)
+
+    def restore(self) -> None:
+        """Bring the head's state into memory, as far as it is stored."""
+        head = self.store.head
+        if head is None or self.hot_turn == head:
+            return
+        ids = self.store.path_tokens(head, self.parts.realm)
+        if ids is None:
+            return
+        exact = bool(self.parts.layout.spec.recurrent)
+        found = self.store.find(self.parts.realm, ids, prefer=head, exact=exact)
+        if found.n_tokens < len(ids):
+            return  # a part is of no use before the next request, which restores it itself
+        buffers = self.read(found)
+        self.parts.make_room(self.parts.sequence_nbytes(found.n_tokens), keep=self)
+        sequence = SequenceState(self.parts.layout, self.parts.pool)
+        try:
+            self.load(sequence, found, buffers)
+        except BaseException:
+            sequence.release()
+            raise
+        self.adopt(sequence, head)
+        self.last_used = self.parts.tick()
+
+    def fork(self, store: AgentStore, at: int | None) -> AgentSession:
+        """The session of a stored fork; it shares the state in memory where that stands at the same turn."""
+        twin = AgentSession(self.parts, store)
+        if self.hot is not None and at is not None and self.hot_turn == at and not self.is_running:
+            self.parts.make_room(self.parts.layout.open_nbytes, keep=self)
+            twin.hot, twin.hot_turn = self.hot.fork(), at
+        return twin
+
+    # -- what people see -------------------------------------------------------------------------------------------
+
+    @property
+    def residency(self) -> Residency:
+        if self.store.head is None:
+            return Residency.EMPTY
+        if self.hot is not None and self.hot_turn == self.store.head:
+            return Residency.HOT
+        known = self._head_realization()
+        return Residency.WARM if known and (known.last_block or known.tail or known.snapshot) else Residency.COLD
+
+    def _head_realization(self) -> Realization | None:
+        head = self.store.head
+        return self.store.realization(head, self.parts.realm) if head is not None else None
+
+    def status(self) -> AgentStatus:
+        known = self._head_realization()
+        return AgentStatus(
+            self.name,
+            self.store.space,
+            self.residency,
+            known.n_tokens if known else 0,
+            len(self._head_path()),
+            self.hot_bytes,
+            self.store.nbytes,
+            self.last_ttft_ms,
+            self.pinned,
+            self.saved,
+        )
+
+    def head_tokens(self) -> Tokens:
+        """Ids of the whole history at the head."""
+        head = self.store.head
+        ids = self.store.path_tokens(head, self.parts.realm) if head is not None else None
+        return ids if ids is not None else np.zeros(0, np.int32)
+
+    def block_infos(self, lane: int = 0) -> tuple[BlockInfo, ...]:
+        """The head's blocks in one group of layers."""
+        n_tokens, residency = len(self.head_tokens()), self.residency
+        group = self.parts.layout.spec.groups[lane]
+        size = self.parts.lane_group_nbytes(lane)
+        open_size = self.parts.lane_open_token_nbytes(lane)
+        held_from = self.hot.lanes[lane].first_group if self.hot is not None and residency is Residency.HOT else 0
+        shared = self._shared_blocks()
+        infos: list[BlockInfo] = []
+        for start in range(0, n_tokens, BLOCK_TOKENS):
+            n = min(BLOCK_TOKENS, n_tokens - start)
+            groups, n_open = n // GROUP, n % GROUP
+            new = start + n > self.new_from
+            where = residency
+            if residency is Residency.HOT and group.window is not None and start // GROUP + BLOCK_GROUPS <= held_from:
+                where = Residency.WARM
+            is_shared = start // BLOCK_TOKENS in shared
+            index = len(infos)
+            if groups:
+                kind = "sealed" if groups == BLOCK_GROUPS else "tail"
+                infos.append(BlockInfo(index, start, groups * GROUP, kind, where, is_shared, new, groups * size))
+            if n_open:
+                at = start + groups * GROUP
+                infos.append(BlockInfo(len(infos), at, n_open, "open", where, is_shared, new, n_open * open_size))
+        return tuple(infos)
+
+    def _shared_blocks(self) -> set[int]:
+        ids = self.head_tokens()
+        if not len(ids):
+            return set()
+        found = self.store.find(self.parts.realm, ids)
+        return {block.start // BLOCK_TOKENS for block in found.blocks if self.store.shared(block.id)}
+
+    def block_map(self) -> BlockMap:
+        """Every group of layers with its blocks, and the text that lies in each."""
+        ids = self.head_tokens()
+        layers = tuple(
+            LayerBlocks(self.parts.lane_label(lane), len(group.layers), self.block_infos(lane))
+            for lane, group in enumerate(self.parts.layout.spec.groups)
+        )
+        texts = tuple(
+            self.parts.prompter.decode(ids[start : start + BLOCK_TOKENS].tolist())
+            for start in range(0, len(ids), BLOCK_TOKENS)
+        )
+        return BlockMap(self.name, self.parts.realm.codec, len(ids), layers, texts)

@@ -1,0 +1,319 @@
+"""One turn on its way: match, restore, stream blocks to disk, commit or leave no trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from amem.errors import ContextOverflow, CorruptState, InputError, StoreError
+from amem.kv.codec import GROUP
+from amem.kv.run import BLOCK_GROUPS
+from amem.kv.sequence import Buffers, SequenceState
+from amem.results import Match, Reply, ReplyMetrics, Residency
+from amem.run.request import Request
+from amem.session import AgentSession, History
+from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn
+
+
+class TurnWork:
+    """The `Work` of a message to an agent. It belongs to the owner thread."""
+
+    def __init__(
+        self,
+        session: AgentSession,
+        prompt: str,
+        *,
+        system: str | None,
+        settings: Mapping[str, Any],
+        cell_id: str | None,
+        execution: str | None,
+        append: bool,
+    ) -> None:
+        self._session = session
+        self._parts = session.parts
+        self._prompt = prompt
+        self._system = system
+        self._settings = dict(settings)
+        self._cell_id = cell_id
+        self._execution = execution
+        self._append = append
+        self._found = Found()
+        self._wanted: list[int] = []
+        self._buffers: list[Buffers] = []
+        self._reuse_hot = False
+        self._match = Match.COLD
+        self._residency = Residency.EMPTY
+        self._writes: list[Future[BlockRecord]] = []
+        self._first_new_block = 0
+        self._notes: list[str] = []
+        self._written_before = 0
+        self._history = History(None, [])
+
+    # -- match -----------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request) -> Future[None] | None:
+        session = self._session
+        session.last_used = self._parts.tick()
+        self._written_before = self._parts.store.bytes_written
+        self._residency = session.residency
+        parent, left = session.parent_for(self._cell_id, self._execution, self._append)
+        self._history = session.history(parent, left)
+        self._check_system(parent)
+        delta = self._render(parent)
+        request.prompt_ids = [*self._history.token_ids, *delta]
+        self._check_context(request)
+        self._wanted = request.prompt_ids
+        self._find(request, delta)
+        if self._reuse_hot or not self._found.n_tokens:
+            return None
+        return self._parts.readers.submit(self._read)
+
+    def _check_system(self, parent: int | None) -> None:
+        session = self._session
+        if self._system is not None and parent is not None and self._system != (session.system or ""):
+            raise InputError(
+                f"agent {session.name!r} already has another system text: rewind it to its start, delete it, or give "
+                "the new text to an agent of another name."
+            )
+        if parent is None and self._system is None:
+            self._system = session.system
+
+    def _render(self, parent: int | None) -> list[int]:
+        prompter, before = self._parts.prompter, self._history.token_ids
+        if parent is None:
+            return prompter.first(self._system, self._prompt)
+        return prompter.next(self._prompt, last_id=before[-1] if before else None)
+
+    def _check_context(self, request: Request) -> None:
+        n_prompt, limit = len(request.prompt_ids), self._parts.context_length
+        if n_prompt + request.max_tokens > limit:
+            room = limit - n_prompt
+            remedy = (
+                f"give max_tokens of at most {room}"
+                if room > 0
+                else "shorten the message, rewind, or fork an earlier turn"
+            )
+            raise ContextOverflow(
+                f"agent {self._session.name!r}: the history and this message take {n_prompt} tokens, and with "
+                f"max_tokens={request.max_tokens} that is more than the model's context of {limit}: {remedy}."
+            )
+
+    def _find(self, request: Request, delta: Sequence[int]) -> None:
+        session, history = self._session, self._history
+        self._found = session.find(request.prompt_ids, prefer=session.store.head)
+        hot = session.hot
+        n_hot = hot.n_tokens if hot is not None and session.hot_turn == history.parent else 0
+        self._reuse_hot = 0 < n_hot < len(request.prompt_ids) and n_hot >= self._found.n_tokens
+        request.n_reused = n_hot if self._reuse_hot else self._found.n_tokens
+        self._match = self._classify(request.n_reused, delta)
+
+    def _classify(self, n_reused: int, delta: Sequence[int]) -> Match:
+        n_history = len(self._history.token_ids)
+        if not n_reused:
+            return Match.COLD
+        if n_reused >= (n_history + len(delta) - 1) // GROUP * GROUP and self._session.repeats(
+            self._history.parent, delta
+        ):
+            return Match.EXACT
+        if n_history and n_reused >= n_history // GROUP * GROUP:
+            return Match.EXTEND
+        return Match.DIVERGE
+
+    def _read(self) -> None:
+        """Read what was found; a damaged block is set aside by the store, and the rest is found again."""
+        while True:
+            try:
+                self._buffers = self._session.read(self._found)
+            except CorruptState as error:
+                self._notes.append(str(error))
+                self._found = self._session.find(self._wanted, prefer=None)
+            else:
+                return
+
+    # -- prepare ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> bool:
+        session, parts = self._session, self._parts
+        n_all = len(request.prompt_ids) + request.max_tokens
+        if self._reuse_hot and session.hot is not None and session.hot_turn == self._history.parent:
+            if not parts.make_room(session.hot.missing_nbytes(n_all, parts.prefill_chunk), keep=session):
+                return False
+            request.sequence = session.hot
+            session.hot.reserve(n_all, parts.prefill_chunk)
+        else:
+            if not parts.make_room(parts.sequence_nbytes(n_all), keep=session):
+                if not session.hot_bytes:
+                    return False
+                session.evict()  # its own state at another turn is in the way
+                if not parts.make_room(parts.sequence_nbytes(n_all), keep=session):
+                    return False
+            request.sequence = self._restored(n_all)
+            if request.n_reused != self._found.n_tokens:
+                request.n_reused = self._found.n_tokens
+                self._match = self._classify(request.n_reused, request.prompt_ids[len(self._history.token_ids) :])
+        request.checkpoint = request.sequence.checkpoint()
+        self._first_new_block = request.sequence.n_tokens // BLOCK_TOKENS
+        return True
+
+    def _restored(self, n_all: int) -> SequenceState:
+        sequence = SequenceState(self._parts.layout, self._parts.pool)
+        try:
+            if self._found.n_tokens:
+                self._session.load(sequence, self._found, self._buffers)
+            sequence.reserve(n_all, self._parts.prefill_chunk)
+        except BaseException:
+            sequence.release()
+            raise
+        self._buffers = []
+        return sequence
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def progress(self, request: Request) -> None:
+        """Hand blocks that became full to the writer, so that a long prefill is on disk before its commit."""
+        sequence = request.sequence
+        assert sequence is not None
+        n_full = sequence.n_groups // BLOCK_GROUPS
+        index = self._first_new_block + len(self._writes)
+        while index < n_full:
+            tensors = sequence.export_block(index * BLOCK_GROUPS, BLOCK_GROUPS)
+            ids = [*request.prompt_ids, *request.generated][index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            before = self._writes[-1] if self._writes else None
+            self._writes.append(self._parts.writer.submit(self._write_block, before, index, ids, tensors))
+            index += 1
+
+    def _write_block(
+        self, before: Future[BlockRecord] | None, index: int, token_ids: Sequence[int], tensors: Buffers
+    ) -> BlockRecord:
+        parent = before.result().id if before is not None else self._base_block
+        ids = np.asarray(token_ids, dtype=np.int32)
+        return self._session.store.write_block(self._parts.realm, parent, index * BLOCK_TOKENS, ids, tensors)
+
+    @property
+    def _base_block(self) -> str | None:
+        """The last sealed block that this turn builds on."""
+        if self._reuse_hot and self._history.parent is not None:
+            known = self._session.store.realization(self._history.parent, self._parts.realm)
+            return known.last_block if known else None
+        whole = [b for b in self._found.blocks if b.start + BLOCK_TOKENS <= self._found.n_block_tokens]
+        return whole[-1].id if whole else None
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def commit(self, request: Request) -> Reply:
+        started = time.perf_counter()
+        sequence, session = request.sequence, self._session
+        assert sequence is not None
+        sequence.close_turn()
+        ids = [*request.prompt_ids, *request.kept_ids]
+        if sequence.n_tokens != len(ids):
+            raise RuntimeError(f"{sequence.n_tokens} tokens in K/V, {len(ids)} token ids: a fault in amem")
+        self.progress(request)
+        text = request.text.text
+        saved = True
+        try:
+            turn = self._store(request, sequence, ids, text)
+            session.adopt(sequence, turn)
+        except StoreError as error:
+            turn, saved = 0, False
+            self._notes.append(f"This turn is not saved, and the agent will not remember it: {error}")
+            self._drop(request)
+        session.saved = saved
+        session.new_from = request.n_reused
+        if self._history.left and saved:
+            left = ", ".join(str(turn_id) for turn_id in self._history.left)
+            self._notes.append(f"Run again from an earlier point; left on another branch: turns {left}.")
+        metrics = self._metrics(request, saved, (time.perf_counter() - started) * 1e3)
+        session.last_ttft_ms = metrics.ttft_ms
+        return Reply(text, tuple(request.kept_ids), request.finish_reason, metrics, turn)
+
+    def _store(self, request: Request, sequence: SequenceState, ids: list[int], text: str) -> int:
+        """Write what is not yet on disk, then the turn; gives its id."""
+        store, realm = self._session.store, self._parts.realm
+        n_full = sequence.n_groups // BLOCK_GROUPS
+        blocks = [write.result() for write in self._writes[: n_full - self._first_new_block]]
+        last = blocks[-1].id if blocks else self._base_block
+        tail = snapshot = None
+        if n_tail := sequence.n_groups % BLOCK_GROUPS:
+            start = n_full * BLOCK_TOKENS
+            tail_ids = np.asarray(ids[start : start + n_tail * GROUP], dtype=np.int32)
+            tail = store.write_block(realm, last, start, tail_ids, sequence.export_block(n_full * BLOCK_GROUPS, n_tail))
+        if open_group := sequence.export_snapshot():
+            snapshot = store.write_snapshot(realm, len(ids), len(ids) % GROUP, open_group)
+        history = self._history
+        self._realize()
+        new = NewTurn(
+            history.parent,
+            self._prompt,
+            text,
+            request.finish_reason,
+            self._system if history.parent is None else None,
+            self._settings,
+            self._cell_id,
+            self._execution,
+        )
+        own_ids = np.asarray(ids[len(history.token_ids) :], dtype=np.int32)
+        record = store.commit(
+            new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
+        )
+        return record.id
+
+    def _realize(self) -> None:
+        """Record the ids of turns that were rendered from text for this model; their blocks are the new turn's."""
+        n_tokens = len(self._history.token_ids) - sum(len(own) for _, own in self._history.rendered)
+        for turn, own in self._history.rendered:
+            n_tokens += len(own)
+            own_ids = np.asarray(own, dtype=np.int32)
+            self._session.store.realize(
+                turn, self._parts.realm, own_ids, n_tokens, blocks=(), tail=None, snapshot=None, last_block=None
+            )
+
+    def abort(self, request: Request) -> None:
+        """Leave the agent as it was."""
+        self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        """Leave no trace of the request in memory."""
+        session, sequence = self._session, request.sequence
+        request.sequence = None
+        if sequence is None:
+            return
+        if sequence is not session.hot:
+            sequence.release()
+        elif request.checkpoint is None or not sequence.rollback(request.checkpoint):
+            session.evict()
+
+    def _metrics(self, request: Request, saved: bool, commit_ms: float) -> ReplyMetrics:
+        marks, session, parts = request.marks, self._session, self._parts
+        decode_s = marks.last_token - marks.first_token
+        n = len(request.generated)
+        return ReplyMetrics(
+            agent=session.name,
+            model=parts.model_name,
+            codec=parts.realm.codec,
+            match=self._match,
+            residency=self._residency,
+            prompt_tokens=len(request.prompt_ids),
+            reused_tokens=request.n_reused,
+            computed_tokens=request.n_computed,
+            generated_tokens=n,
+            ttft_ms=(marks.first_token - marks.submitted) * 1e3,
+            queue_ms=(marks.admitted - marks.submitted) * 1e3,
+            match_ms=(marks.matched - marks.admitted) * 1e3,
+            restore_ms=(marks.restored - marks.matched) * 1e3,
+            prefill_ms=(marks.prefilled - marks.restored) * 1e3,
+            first_decode_ms=(marks.first_token - marks.prefilled) * 1e3,
+            decode_ms=decode_s * 1e3,
+            commit_ms=commit_ms,
+            tokens_per_second=(n - 1) / decode_s if n > 1 and decode_s > 0 else 0.0,
+            hot_bytes=session.hot_bytes,
+            disk_bytes=session.store.nbytes,
+            bytes_written=parts.store.bytes_written - self._written_before,
+            saved=saved,
+            blocks=session.block_infos(),
+            notes=tuple(self._notes),
+        )

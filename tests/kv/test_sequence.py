@@ -1,0 +1,173 @@
+"""What may never change an agent's bits: restore, fork, rollback, cutting, chunking of what is stored."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amem.errors import MemoryBudgetError
+from amem.kv.pool import Pool
+from amem.kv.sequence import SequenceState, assemble
+from tests.kv import states
+from tests.kv.test_attention import chunkings
+
+LAYERS = [states.layer(0), states.layer(1, window=96), states.layer(2), states.layer(3, heads=1, k_dim=96, v_dim=32)]
+CODECS = st.sampled_from(["q4", "q4-affine", "fp16"])
+
+
+def many(n_tokens, seed=0):
+    return {layer.index: states.random_qkv(layer, n_tokens, seed + layer.index) for layer in LAYERS}
+
+
+def exported(sequence, blocks):
+    """Append the sequence's new full blocks to a list, as a caller must after each step."""
+    while len(blocks) < sequence.n_groups // 4:
+        blocks.append(sequence.export_block(len(blocks) * 4, 4))
+    return blocks
+
+
+def feed_and_export(sequence, data, lengths, blocks):
+    outs = []
+    for length in lengths:
+        outs.append(states.step(sequence, data, sequence.n_tokens, length))
+        exported(sequence, blocks)
+    return outs
+
+
+def restored(sequence, blocks, pool):
+    """A new sequence from the plain form of a closed one."""
+    tail = sequence.n_groups % 4
+    stored = [*blocks, sequence.export_block(len(blocks) * 4, tail)] if tail else blocks
+    twin = SequenceState(sequence.layout, pool)
+    n_stored = sequence.n_groups * 64
+    stored = [
+        {name: block[name] for name in sequence.layout.names_seen(i, n_stored) or block}
+        for i, block in enumerate(stored)
+    ]
+    twin.load(assemble(sequence.layout, stored, n_stored), sequence.export_snapshot(), sequence.n_tokens)
+    return twin
+
+
+def same_outputs(one, other):
+    return all(np.array_equal(a[slot], b[slot]) for a, b in zip(one, other, strict=True) for slot in a)
+
+
+@settings(deadline=None, max_examples=25)
+@given(codec=CODECS, lengths=chunkings(most=700), more=st.integers(1, 140), seed=st.integers(0, 99))
+def test_a_restored_sequence_goes_on_bit_for_bit(codec, lengths, more, seed):
+    """restore(save(x)) == x, and every later output is the same; with windows, of what the window still sees."""
+    total = sum(lengths)
+    data = many(total + more + 3, seed)
+    pool = Pool(10**9)
+    sequence = SequenceState(states.layout(*LAYERS, codec=codec), pool)
+    blocks = []
+    feed_and_export(sequence, data, lengths, blocks)
+    sequence.close_turn()
+    exported(sequence, blocks)
+    twin = restored(sequence, blocks, pool)
+    assert sequence.n_tokens == twin.n_tokens == total
+    assert states.equal_bits(sequence.export_snapshot(), twin.export_snapshot())
+    for slot in (0, 2):
+        lane = sequence.layout.slots()[slot][0]
+        assert 0 == twin.lanes[lane].first_group
+    steps = [more, 1, 1, 1]
+    assert same_outputs(feed_and_export(sequence, data, steps, []), feed_and_export(twin, data, steps, []))
+    sequence.release()
+    twin.release()
+    assert 0 == pool.used
+    assert 0 == pool.n_live
+
+
+@settings(deadline=None, max_examples=25)
+@given(codec=CODECS, lengths=chunkings(most=400), more=st.lists(st.integers(1, 90), min_size=1, max_size=4))
+def test_fork_and_rollback_change_no_bit(codec, lengths, more):
+    """A fork and its parent go on alike and apart; a rolled back sequence is as it was, or says that it cannot be."""
+    total = sum(lengths)
+    data, other = many(total + sum(more), 1), many(total + sum(more), 2)
+    pool = Pool(10**9)
+    parent = SequenceState(states.layout(*LAYERS, codec=codec), pool)
+    feed_and_export(parent, data, lengths, [])
+    parent.close_turn()
+    used, before = pool.used, parent.checkpoint()
+    snapshot = parent.export_snapshot()
+    child = parent.fork()
+    assert pool.used - used == parent.layout.open_nbytes  # nothing but an open group was taken
+    third = parent.fork()
+    feed_and_export(child, other, more, [])  # the other goes another way first
+    first = feed_and_export(parent, data, more, [])
+    if parent.rollback(before):
+        assert states.equal_bits(snapshot, parent.export_snapshot())
+        assert same_outputs(first, feed_and_export(parent, data, more, []))
+    assert same_outputs(first, feed_and_export(third, data, more, []))
+    for sequence in (parent, child, third):
+        sequence.release()
+    assert 0 == pool.used
+
+
+@settings(deadline=None, max_examples=40)
+@given(codec=CODECS, lengths=chunkings(most=300), back=st.integers(0, 127), more=st.integers(1, 70))
+def test_cutting_back_equals_never_having_gone_there(codec, lengths, back, more):
+    """A stop string's tokens leave no trace; too far back is refused and changes nothing."""
+    layers = [states.layer(0), states.layer(1, heads=1)]
+    total = sum(lengths)
+    keep = total - back
+    if keep < 1:
+        return
+    data = {layer.index: states.random_qkv(layer, total + more, layer.index) for layer in layers}
+    went = states.new_sequence(states.layout(*layers, codec=codec))
+    feed_and_export(went, data, lengths, [])
+    before = states.bits(went)
+    sealed = went.n_groups * 64
+    if not went.cut(keep):
+        assert keep < max(sealed - 63, 1) or keep < sealed - 64
+        assert total == went.n_tokens
+        assert states.equal_bits(before, states.bits(went))
+        return
+    never = states.new_sequence(states.layout(*layers, codec=codec))
+    feed_and_export(never, data, [keep], [])
+    went.close_turn()
+    never.close_turn()
+    assert states.equal_bits(states.bits(never), states.bits(went))
+    assert same_outputs(feed_and_export(never, data, [more], []), feed_and_export(went, data, [more], []))
+
+
+def test_a_windowed_lane_holds_only_what_its_window_touches():
+    """After thousands of tokens the windowed layer holds a few blocks, the full one all of them."""
+    layers = [states.layer(0), states.layer(1, window=300)]
+    data = {layer.index: states.random_qkv(layer, 3000, layer.index) for layer in layers}
+    sequence = states.new_sequence(states.layout(*layers))
+    sequence.reserve(3000, 128)
+    free = sequence._pool.free
+    feed_and_export(sequence, data, [128] * 23, [])
+    full, windowed = sequence.lanes
+    assert free == sequence._pool.free  # what was reserved was enough
+    assert 45 == full.n_groups - full.first_group
+    assert windowed.n_groups - windowed.first_group <= (300 // 256 + 2) * 4 + 2
+    assert windowed.nbytes < full.nbytes / 2
+
+
+def test_a_reservation_that_does_not_fit_changes_nothing():
+    """The budget is checked before a step, not during one."""
+    layer = states.layer()
+    the_layout = states.layout(layer)
+    sequence = states.new_sequence(the_layout, budget=the_layout.open_nbytes + 20_000)
+    used = sequence._pool.used
+    with pytest.raises(MemoryBudgetError, match="evict or unpin"):
+        sequence.reserve(10_000)
+    assert used == sequence._pool.used
+
+
+def test_a_long_sequence_is_read_in_few_pieces():
+    """Many small reservations end in a handful of runs, and no bit depends on them."""
+    layer = states.layer()
+    data = {0: states.random_qkv(layer, 3000)}
+    grown, whole = states.new_sequence(states.layout(layer)), states.new_sequence(states.layout(layer))
+    for start in range(0, 2816, 128):
+        grown.reserve(start + 128)
+        states.step(grown, data, start, 128)
+    for start in range(0, 2816, 128):
+        states.step(whole, data, start, 128)
+    assert len(grown.lanes[0].spans) <= 5
+    assert states.equal_bits(states.bits(whole), states.bits(grown))
+    grown.release()
+    assert 0 == grown._pool.used
