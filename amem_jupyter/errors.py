@@ -32,6 +32,9 @@ class Interrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
+Interrupted.__name__ = KeyboardInterrupt.__name__  # what front ends show, and clients look for
+
+
 @contextmanager
 def in_one_line() -> Iterator[None]:
     """Turn the engine's refusals into IPython's UsageError, which is shown without a traceback."""

@@ -25,7 +25,7 @@ from amem_jupyter.markup import (
 )
 
 if TYPE_CHECKING:
-    from amem.results import AgentStatus, BlockMap, EngineStatus, TurnInfo
+    from amem.results import AgentStatus, BlockInfo, BlockMap, EngineStatus, TurnInfo
 
 EXCERPT = 72
 
@@ -100,16 +100,18 @@ def map_picture(blocks: BlockMap) -> Picture:
         return Picture(_panel("".join(rich)), "\n".join(plain))
     rich.append(div(faint(esc(strip_legend(every)))))
     plain.append(strip_legend(every))
-    first = blocks.layers[0].blocks
-    rows = [(block_words(block), excerpt(_text_of(blocks, block.start))) for block in first]
+    rows = [(block_words(block), _text_of(blocks, block)) for block in blocks.layers[0].blocks]
     texts = table(("block", "text"), rows)
     rich.append(f"<details><summary>what is in them</summary>{texts.html}</details>")
     return Picture(_panel("".join(rich)), "\n".join([*plain, "", texts.text]))
 
 
-def _text_of(blocks: BlockMap, start: int) -> str:
-    stretch = start // 256
-    return blocks.texts[stretch] if stretch < len(blocks.texts) else ""
+def _text_of(blocks: BlockMap, block: BlockInfo) -> str:
+    """The beginning of a block's text; texts are told per 256 tokens, of which several blocks may have a part."""
+    stretch, offset = divmod(block.start, 256)
+    if offset:
+        return "(of the same 256 tokens)"
+    return excerpt(blocks.texts[stretch]) if stretch < len(blocks.texts) else ""
 
 
 def history_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
