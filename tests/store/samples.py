@@ -43,9 +43,7 @@ def say(agent: AgentStore, parent, ids, realm=REALM, prompt="?", reply="!", laye
     history = np.concatenate([before, np.asarray(ids, np.int32)])
     blocks, last, tail, snapshot = prepare(agent, history, realm, prefer=parent, layers=layers)
     turn = NewTurn(parent, prompt, reply, "stop", **words)
-    return agent.commit(
-        turn, realm, ids, len(history), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
-    )
+    return agent.commit(turn, realm, ids, len(history), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last)
 
 
 def prepare(agent: AgentStore, history, realm=REALM, prefer=None, layers=2):

@@ -86,9 +86,7 @@ def test_the_heads_path_goes_first(agent):
     turns = []
     for _ in range(3):
         block = agent.write_block(REALM, None, 0, ids[:256], tensors(ids, 0, 256))
-        turns.append(
-            agent.commit(NewTurn(None, "", "", "stop"), REALM, ids, 300, blocks=[block], last_block=block.id)
-        )
+        turns.append(agent.commit(NewTurn(None, "", "", "stop"), REALM, ids, 300, blocks=[block], last_block=block.id))
         assert block.id == agent.realization(turns[-1].id, REALM).last_block
     for turn in turns:
         expected = agent.realization(turn.id, REALM).last_block
@@ -210,7 +208,14 @@ def test_files_are_valid_safetensors(agent):
 
 def test_misplaced_blocks_are_refused(agent):
     """A block has whole groups, starts at a multiple of 256, and has a parent unless it is the first."""
-    for parent, start, n in ((None, 0, 63), (None, 0, 0), (None, 0, 320), (None, 64, 64), (None, 256, 64), ("x", 0, 64)):
+    for parent, start, n in (
+        (None, 0, 63),
+        (None, 0, 0),
+        (None, 0, 320),
+        (None, 64, 64),
+        (None, 256, 64),
+        ("x", 0, 64),
+    ):
         with pytest.raises(InputError):
             agent.write_block(REALM, parent, start, np.arange(n), {})
     with pytest.raises(InputError):

@@ -18,6 +18,7 @@ from amem.store.records import (
     Written,
 )
 from amem.store.store import Store
+from amem.store.transfer import export_agent, import_agent
 from amem.store.verify import VerifyReport, verify
 
 __all__ = [
@@ -38,5 +39,7 @@ __all__ = [
     "TurnRecord",
     "VerifyReport",
     "Written",
+    "export_agent",
+    "import_agent",
     "verify",
 ]

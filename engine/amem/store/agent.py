@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.errors import CorruptState, InputError, StoreError
-from amem.store import facts, faults, files, opening, transcript
+from amem.store import facts, faults, files, forking, opening, quota, transcript
 from amem.store.blockfiles import BlockFiles
 from amem.store.commit import add_realization, history_of
 from amem.store.database import Database, check_text
@@ -274,17 +274,17 @@ class AgentStore:
                     faults.reach("commit.transcript")
                     database.set_state("transcript_nbytes", str(end))
             except BaseException:
-                with contextlib.suppress(OSError):
-                    transcript.cut(self.root, length)
+                with contextlib.suppress(OSError, sqlite3.Error):
+                    transcript.cut(self.root, int(database.get_state("transcript_nbytes") or 0))
                 raise
             faults.reach("commit.committed")
-            self._files.settled(database.tree.names() & self._files.pending)
+            self._files.settled([name for name in list(self._files.pending) if database.tree.knows(name)])
             self._ledger.wrote(transcript=end - length, database=max(0, database.log_nbytes - log_nbytes))
             # The turn is saved: what fails from here on must not say otherwise.
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._ledger.wrote(database=database.checkpoint())
             with contextlib.suppress(StoreError):
-                self._index.touch(self.key, self.nbytes, database.n_turns())
+                self._index.touch(self.key, end + database.nbytes, database.n_turns())
             faults.reach("commit.indexed")
 
     # -- the whole agent
@@ -305,24 +305,9 @@ class AgentStore:
         return self._files.shared(block_id)
 
     def evictable(self) -> tuple[list[SnapshotRecord], list[BlockRecord]]:
-        """What a quota may take: the oldest snapshots first; blocks off the head's path first, children before parents.
-
-        Left out is what the last find returned; for an agent that is in use see Store.enforce_quota.
-        """
+        """What a quota may take, the least useful first; what the last find returned is left out."""
         with self._reading():
-            tree = self._database.tree
-            on_path: set[str] = set()
-            for realm in self._database.realms():
-                head = self.head
-                value = self._database.realization(head, realm) if head is not None else None
-                seqs = self._database.preferred_blocks(head, realm)
-                on_path |= {block.id for block in tree.path(seqs[-1] if seqs else None)}
-                on_path |= {value.snapshot} if value is not None and value.snapshot else set()
-            snapshots = [record for record in tree.snapshots() if record.id not in self._in_use]
-            blocks = [record for record in tree.blocks() if record.id not in self._in_use]
-            snapshots.sort(key=lambda record: record.id in on_path)
-            blocks.sort(key=lambda record: (record.id in on_path, -record.start))
-            return snapshots, blocks
+            return quota.candidates(self._database, self._in_use)
 
     def evict(self, records: Collection[Record]) -> int:
         """Forget blocks and snapshots, and what depends on them; returns the bytes that this freed. No text is lost."""
@@ -350,9 +335,9 @@ class AgentStore:
                 self._database.close()
                 self._database = opening.open_database(self.root, self._label, self._ledger)
             tree = self._database.tree
-            broken = tree.broken_blocks()
             with self._database.transaction():
-                self._files.remove(tree.remove(broken))
+                gone = tree.remove(tree.broken_blocks())
+            self._files.remove(gone)
             for record in tree.records():
                 if tree.knows(record.id):  # it may have depended on one that was set aside a moment ago
                     with contextlib.suppress(CorruptState):
@@ -362,25 +347,7 @@ class AgentStore:
     def fork_into(self, folder: Path, label: Label, at: int | None) -> None:
         """Fill a new agent's folder with the path of the turn ``at`` (the head if None)."""
         with self._reading():
-            database, at = self._database, self.head if at is None else at
-            turns = database.path(at) if at is not None else []
-            rows = facts.all_rows(database, label, turns)
-            records: dict[str, Record] = {}
-            for turn in turns:
-                for realm in database.realized_in(turn):
-                    value = database.realization(turn, realm)
-                    assert value is not None
-                    names = [name for name in (value.tail, value.last_block, value.snapshot) if name is not None]
-                    records |= {record.id: record for name in names for record in database.tree.history(name)}
-            target = BlockFiles(folder, self._ledger)
-            for name in list(records):
-                try:
-                    self._ledger.wrote(payload=files.link(self._files.path(name), target.path(name)))
-                except FileNotFoundError:
-                    del records[name]
-            files.sync_folder(folder)
-            length = transcript.write_whole(folder, rows)
-            facts.build(folder, rows, records.values(), length)
+            forking.fill(folder, label, self._database, self._files, self.head if at is None else at)
 
     def fork(self, name: str, space: str, at: int | None = None) -> AgentStore:
         """A new agent with the turns up to ``at`` (the head if None), open. Block files are linked, not copied."""

@@ -94,6 +94,14 @@ class BlockFiles:
         except OSError as error:
             raise DamagedError(f"its file cannot be read ({error.strerror})") from error
 
+    def link(self, name: str, folder: Path) -> bool:
+        """Give another agent's folder the same file; False if it is missing."""
+        try:
+            self._ledger.wrote(payload=files.link(self.path(name), folder / (name + SUFFIX)))
+        except FileNotFoundError:
+            return False
+        return True
+
     def shared(self, name: str) -> bool:
         """Whether another agent's folder has the same file."""
         try:
@@ -139,4 +147,3 @@ def set_aside(path: Path) -> Path:
     path.rename(target)
     files.sync_folder(path.parent)
     return target
-

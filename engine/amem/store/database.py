@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from amem.errors import InputError, UnknownTurn
@@ -62,6 +61,12 @@ class Database:
             return self.file.with_name(self.file.name + "-wal").stat().st_size
         except FileNotFoundError:
             return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the database with its log, and of all payload files that it knows."""
+        known = "SELECT (SELECT total(nbytes) FROM blocks) + (SELECT total(nbytes) FROM snapshots)"
+        return int(self._connection.execute(known).fetchone()[0]) + self.file.stat().st_size + self.log_nbytes
 
     def checkpoint(self, *, force: bool = False) -> int:
         """Move a long log into the database; returns the bytes that this wrote, at most."""
@@ -173,7 +178,7 @@ class Database:
         """From the root turn to ``number``."""
         query = (
             "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM turns WHERE id = ?"
-            " UNION ALL SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent) SELECT id FROM up"
+            " UNION SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent) SELECT id FROM up"
         )
         found = [row[0] for row in self._connection.execute(query, (number,))]
         if not found:
@@ -227,40 +232,40 @@ class Database:
         A realization that holds as many ids as its history has tokens ends the walk: it is the whole history.
         None if a turn on the way has no realization, or the counts contradict one another.
         """
-        number = self.realm_id(realm)
+        query = (
+            "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM turns WHERE id = ?"
+            " UNION SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent)"
+            " SELECT r.token_ids, r.n_tokens FROM up LEFT JOIN realizations r ON r.turn = up.id AND r.realm = ?"
+        )
         pieces: list[bytes] = []
         expected: int | None = None
         have = 0
-        current: int | None = turn
-        while current is not None:
-            query = (
-                "SELECT parent, r.token_ids, n_tokens FROM turns LEFT JOIN realizations r"
-                " ON r.turn = turns.id AND r.realm = ? WHERE turns.id = ?"
-            )
-            row = self._connection.execute(query, (number, current)).fetchone()
-            if row is None:
-                raise UnknownTurn(f"no turn {current}; it was never saved, or belongs to another agent")
-            current, data, n_tokens = row
+        for data, n_tokens in self._connection.execute(query, (turn, self.realm_id(realm))):
             if data is None or (expected is not None and n_tokens != expected):
                 return None
             pieces.append(data)
             have += len(data) // 4
             expected = n_tokens - len(data) // 4
             if expected == 0 or (at_least is not None and have >= at_least):
-                break
-        if at_least is None and expected != 0:
-            return None
-        return tokens_from_bytes(b"".join(reversed(pieces))) if pieces else np.empty(0, np.int32)
+                return tokens_from_bytes(b"".join(reversed(pieces)))
+        if not pieces:
+            self.turn(turn)
+        return None
 
     def preferred_blocks(self, turn: int | None, realm: Realm) -> list[int]:
         """The blocks of a turn's path by number, or of its closest ancestor that has blocks."""
         number = self.realm_id(realm)
-        for ancestor in reversed(self.path(turn)) if turn is not None else []:
-            query = "SELECT coalesce(tail, last_block) FROM realizations WHERE turn = ? AND realm = ?"
-            row = self._connection.execute(query, (ancestor, number)).fetchone()
-            if row and row[0] is not None:
-                return self.tree.ancestors(row[0])
-        return []
+        if turn is None:
+            return []
+        self.turn(turn)
+        query = (
+            "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM turns WHERE id = ?"
+            " UNION SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent)"
+            " SELECT coalesce(r.tail, r.last_block) AS block FROM up"
+            " JOIN realizations r ON r.turn = up.id AND r.realm = ? WHERE block IS NOT NULL"
+        )
+        row = self._connection.execute(query, (turn, number)).fetchone()
+        return self.tree.ancestors(row[0]) if row else []
 
 
 def check_text(turn: NewTurn) -> None:

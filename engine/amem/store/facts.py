@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amem.errors import AmemError, InputError
+from amem.errors import InputError
 from amem.store.database import DATABASE, Database
 from amem.store.fileformat import Record, tokens_from_text, tokens_to_text
 from amem.store.names import Label
@@ -74,8 +75,13 @@ def build(folder: Path, rows: Iterable[Row], records: Iterable[Record], transcri
         with database.transaction():
             turns, realizations, head = _add_texts(database, rows, problems)
             snapshots = _add_blocks(database, records)
+            lengths: dict[tuple[int | None, Realm], int] = {}
             for value in realizations:
-                _add_realization(database, value, snapshots, problems)
+                if _follows(value, turns[value.turn], lengths):
+                    lengths[value.turn, value.realm] = value.n_tokens
+                else:
+                    problems.append(f"turn {value.turn} lost the tokens before it; its text is kept")
+                _add_realization(database, value, snapshots)
             database.set_state("head", None if head is None or head not in turns else str(head))
             database.set_state("transcript_nbytes", str(transcript_nbytes))
         database.checkpoint(force=True)
@@ -86,8 +92,8 @@ def build(folder: Path, rows: Iterable[Row], records: Iterable[Record], transcri
 
 def _add_texts(
     database: Database, rows: Iterable[Row], problems: list[str]
-) -> tuple[set[int], list[Realization], int | None]:
-    turns: set[int] = set()
+) -> tuple[dict[int, int | None], list[Realization], int | None]:
+    turns: dict[int, int | None] = {}  # with their parents
     realizations: dict[tuple[int, Realm], Realization] = {}
     head: int | None = None
     for row in rows:
@@ -106,7 +112,7 @@ def _add_texts(
                 row["cell_id"], row["execution"],
             )  # fmt: skip
             database.add_turn(new, float(row["created"]), row["id"])
-            turns.add(row["id"])
+            turns[row["id"]] = parent
             head = row["id"]
         elif kind == "realization":
             value = _realization(row)
@@ -137,22 +143,25 @@ def _add_blocks(database: Database, records: Iterable[Record]) -> dict[str, Snap
     return snapshots
 
 
-def _add_realization(
-    database: Database, value: Realization, snapshots: dict[str, SnapshotRecord], problems: list[str]
-) -> None:
+def _follows(value: Realization, parent: int | None, lengths: dict[tuple[int | None, Realm], int]) -> bool:
+    """Whether a realization holds the whole history, or goes on where its parent's ends."""
+    own = len(value.token_ids)
+    return value.n_tokens in (own, own + lengths.get((parent, value.realm), 0))
+
+
+def _add_realization(database: Database, value: Realization, snapshots: dict[str, SnapshotRecord]) -> None:
     database.add_realization(value)
     snapshot = snapshots.get(value.snapshot or "")
-    try:
-        history = database.path_tokens(value.turn, value.realm)
-        if history is None:
-            problems.append(f"turn {value.turn} lost the tokens before it; its text is kept")
-        elif snapshot is not None and database.tree.snapshot(snapshot.id) is None:
-            open_ids = history[len(history) - snapshot.n_open :]
-            realm = database.add_realm(value.realm)
-            database.tree.add_snapshot(snapshot, realm, value.tail or value.last_block, open_ids)
-            database.add_realization(value)  # again: now the snapshot that it names is there
-    except AmemError:
-        return  # the snapshot's blocks are lost: nothing can lead to it
+    if snapshot is None or database.tree.snapshot(snapshot.id) is not None:
+        return
+    ids = database.path_tokens(value.turn, value.realm, at_least=snapshot.n_open)
+    if ids is None:
+        return
+    with contextlib.suppress(InputError):  # its blocks are lost: nothing can lead to it
+        open_ids = ids[len(ids) - snapshot.n_open :]
+        realm = database.add_realm(value.realm)
+        database.tree.add_snapshot(snapshot, realm, value.tail or value.last_block, open_ids)
+        database.add_realization(value)  # again: now the snapshot that it names is there
 
 
 def known_rows(rows: Sequence[Row]) -> list[Row]:

@@ -77,9 +77,7 @@ def salvage(folder: Path) -> list[str]:
     return lost + facts.build(folder, facts.known_rows(rows), records, length)
 
 
-def mend_transcript(
-    folder: Path, label: Label, database: Database, ledger: Ledger, *, check: bool = False
-) -> None:
+def mend_transcript(folder: Path, label: Label, database: Database, ledger: Ledger, *, check: bool = False) -> None:
     """Cut off what was never committed; write the transcript anew if it is too short or, with ``check``, damaged."""
     whole = transcript.cut(folder, int(database.get_state("transcript_nbytes") or 0))
     if whole and not (check and missing_rows(folder, label, database)):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from amem.errors import StoreError
-from amem.store.agent import AgentStore
+from amem.store.database import Database
 from amem.store.fileformat import Record
+from amem.store.records import BlockRecord, SnapshotRecord
 
 if TYPE_CHECKING:
+    from amem.store.agent import AgentStore
     from amem.store.store import Store
 
 _BATCH = 32
@@ -40,6 +42,24 @@ def _free(store: Store, excess: int) -> int:
             with contextlib.suppress(StoreError, FileNotFoundError), store.borrow(key) as agent:
                 freed += _evict(agent, list(agent.evictable()[kind]), excess - freed)
     return freed
+
+
+def candidates(database: Database, in_use: Collection[str]) -> tuple[list[SnapshotRecord], list[BlockRecord]]:
+    """What may go, the least useful first: off the head's path before on it, old snapshots before new, leaves first."""
+    tree = database.tree
+    head = database.get_state("head")
+    on_path: set[str] = set()
+    for realm in database.realms():
+        turn = int(head) if head else None
+        value = database.realization(turn, realm) if turn is not None else None
+        path = database.preferred_blocks(turn, realm)
+        on_path |= {block.id for block in tree.path(path[-1] if path else None)}
+        on_path |= {value.snapshot} if value is not None and value.snapshot else set()
+    snapshots = [record for record in tree.snapshots() if record.id not in in_use]
+    blocks = [record for record in tree.blocks() if record.id not in in_use]
+    snapshots.sort(key=lambda record: record.id in on_path)
+    blocks.sort(key=lambda record: (record.id in on_path, -record.start))
+    return snapshots, blocks
 
 
 def _by_use(store: Store) -> Iterator[str]:

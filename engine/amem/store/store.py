@@ -106,12 +106,9 @@ class Store:
 
     def create(self, label: Label, fill: Callable[[Path], None]) -> AgentStore:
         """A new agent, whole or not at all: ``fill`` writes transcript, files and database. Raises NameTakenError."""
-        key = uuid.uuid4().hex
-        folder = self.folder(key + _NEW)
+        self._ledger.reserve(64 * 1024)
         with files.explained(f"create agent {label.name!r}", self.root):
-            self._ledger.reserve(64 * 1024)
-            files.make_folder(folder)
-            lock = AgentLock(folder, label.name)
+            key, folder, lock = self._new_folder(label)
             try:
                 names.write_label(folder, label)
                 fill(folder)
@@ -125,6 +122,15 @@ class Store:
                 lock.release()
                 raise
         return self._own(key, label, lock)
+
+    def _new_folder(self, label: Label) -> tuple[str, Path, AgentLock]:
+        """A key, and a folder that is locked and not an agent's yet."""
+        while True:
+            key = uuid.uuid4().hex
+            folder = self.folder(key + _NEW)
+            files.make_folder(folder)
+            with contextlib.suppress(FileNotFoundError, AgentLocked):  # taken for what a kill left, and swept
+                return key, folder, AgentLock(folder, label.name)
 
     def fork(self, source: AgentStore, name: str, space: str, at: int | None = None) -> AgentStore:
         """See AgentStore.fork. Raises InputError if there is an agent of that name, UnknownTurn."""
@@ -194,6 +200,14 @@ class Store:
         """The agent with a key, if it is open here."""
         with self._lock:
             return self._open.get(key)
+
+    def reserve(self, nbytes: int) -> None:
+        """Make sure that the quota leaves room. Raises StoreFull."""
+        self._ledger.reserve(nbytes)
+
+    def count(self, nbytes: int) -> None:
+        """Count payload bytes that were written."""
+        self._ledger.wrote(payload=nbytes)
 
     def open_keys(self) -> set[str]:
         """The agents that are open here."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Tree:
         """A block's path by number, from the first block to itself."""
         query = (
             "WITH RECURSIVE up (seq, parent) AS (SELECT seq, parent FROM blocks WHERE seq = ?"
-            " UNION ALL SELECT b.seq, b.parent FROM blocks b JOIN up ON b.seq = up.parent) SELECT seq FROM up"
+            " UNION SELECT b.seq, b.parent FROM blocks b JOIN up ON b.seq = up.parent) SELECT seq FROM up"
         )
         return [row[0] for row in self._connection.execute(query, (seq,))][::-1]
 
@@ -81,19 +81,23 @@ class Tree:
         """A block's path, from the first block to itself."""
         query = (
             "WITH RECURSIVE up (seq, parent) AS (SELECT seq, parent FROM blocks WHERE seq = ?"
-            " UNION ALL SELECT b.seq, b.parent FROM blocks b JOIN up ON b.seq = up.parent)"
+            " UNION SELECT b.seq, b.parent FROM blocks b JOIN up ON b.seq = up.parent)"
             f" SELECT {_BLOCK} FROM up JOIN blocks b ON b.seq = up.seq LEFT JOIN blocks p ON p.seq = b.parent"
             " ORDER BY b.start"
         )
         return [self._block(row) for row in self._connection.execute(query, (seq,))]
 
-    def history(self, name: str) -> list[BlockRecord | SnapshotRecord]:
-        """A block with its ancestors, the first first; or a snapshot alone."""
-        row = self._connection.execute("SELECT seq FROM blocks WHERE id = ?", (name,)).fetchone()
-        if row is not None:
-            return list(self.path(row[0]))
+    def history(self, name: str, known: Container[str]) -> list[BlockRecord | SnapshotRecord]:
+        """A block with its ancestors up to one that is known, in no order; or a snapshot alone."""
         snapshot = self.snapshot(name)
-        return [snapshot] if snapshot is not None else []
+        if snapshot is not None:
+            return [snapshot]
+        found: list[BlockRecord | SnapshotRecord] = []
+        block = self.block(name)
+        while block is not None:
+            found.append(block)
+            block = self.block(block.parent) if block.parent and block.parent not in known else None
+        return found
 
     def _block(self, row: tuple[Any, ...]) -> BlockRecord:
         name, parent, realm, start, data, checksum, nbytes = row
@@ -142,9 +146,7 @@ class Tree:
             record.id, realm, record.position, record.n_open, record.checksum, record.nbytes, seq, chain,
             hashes.open_group(open_ids), tokens_to_bytes(open_ids),
         )  # fmt: skip
-        query = (
-            f"INSERT INTO snapshots ({_SNAPSHOT}, block, chain, open_hash, open_ids) VALUES ({'?,' * 9}?)"
-        )
+        query = f"INSERT INTO snapshots ({_SNAPSHOT}, block, chain, open_hash, open_ids) VALUES ({'?,' * 9}?)"
         self._connection.execute(query, values)
 
     def remove(self, names: Collection[str]) -> set[str]:
@@ -154,7 +156,7 @@ class Tree:
         for name in names:
             query = (
                 "WITH RECURSIVE down (seq, id, start) AS (SELECT seq, id, start FROM blocks WHERE id = ?"
-                " UNION ALL SELECT b.seq, b.id, b.start FROM blocks b JOIN down ON b.parent = down.seq)"
+                " UNION SELECT b.seq, b.id, b.start FROM blocks b JOIN down ON b.parent = down.seq)"
                 " SELECT seq, id FROM down ORDER BY start DESC"
             )
             for seq, block in execute(query, (name,)).fetchall():
