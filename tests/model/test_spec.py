@@ -14,6 +14,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from amem.errors import InputError, UnsupportedModel
+from amem.kv.codec import make_codec
 from amem.model.probe import flatten_caches, probe
 from amem.model.spec import (
     CODECS,
@@ -251,7 +252,7 @@ def test_attention_without_a_cache_is_refused():
 
     model = build("llama")
     model.layers[1].self_attn.__class__ = Cacheless
-    with pytest.raises(UnsupportedModel, match="without a cache of its own"):
+    with pytest.raises(UnsupportedModel, match="attention with no cache instead of its own"):
         probe(model)
 
 
@@ -267,6 +268,16 @@ def test_group_bytes_by_hand():
     assert group_nbytes("fp16", GROUP, "float32") == 3 * 3 * 64 * 128 * 2
     assert group_nbytes("exact", GROUP, "float32") == 3 * 3 * 64 * 128 * 4
     assert group_nbytes("exact", GROUP, "bfloat16") == 3 * 3 * 64 * 128 * 2
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "exact"])
+@pytest.mark.parametrize(("k_dim", "v_dim"), [(64, 64), (32, 32), (96, 96), (192, 128)])
+def test_group_bytes_are_those_of_the_arrays(codec, k_dim, v_dim):
+    """The codec's own arrays take exactly what is counted."""
+    k, v = mx.random.normal((2, 64, k_dim)), mx.random.normal((2, 64, v_dim))
+    parts = make_codec(codec, compute_dtype=mx.float32).quantize(k, v)
+    group = LayerGroup((0,), FULL, 2, k_dim, v_dim, 2, None)
+    assert group_nbytes(codec, group, "float32") == sum(part.nbytes for part in parts.values())
 
 
 def test_a_head_dim_of_96_packs_values_in_groups_of_32():

@@ -48,9 +48,10 @@ def probe(model: Module) -> ModelCacheSpec:
             raise UnsupportedModel(f"the model cannot run {len(_TOKENS)} tokens on its own cache: {error}") from error
     for call in calls:
         if not any(call.cache is cache for cache in slots):
+            given = "no cache" if call.cache is None else f"a {type(call.cache).__name__}"
             raise UnsupportedModel(
-                "a layer computes attention without a cache of its own: layers that share another one's keys and "
-                "values are not carried."
+                f"a layer computes attention with {given} instead of its own cache slot (shared keys and values, a "
+                "sparse index); that is not carried."
             )
     layers = []
     for index, cache in enumerate(slots):
