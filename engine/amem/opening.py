@@ -19,9 +19,9 @@ from amem.model.load import load
 from amem.model.prompt import Prompter
 from amem.model.spec import CODECS
 from amem.parts import EngineParts
+from amem.run.checked import checked_spec
 from amem.run.runner import Runner
 from amem.run.scheduler import Scheduler
-from amem.run.checked import checked_spec
 from amem.session import AgentSession
 from amem.store import Store
 from amem.store.records import Realm

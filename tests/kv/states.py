@@ -46,9 +46,7 @@ def step(sequence, data, start, length, *, scale=0.1, sinks=None):
 
 def feed(sequence, data, lengths, **options):
     """Several steps; outputs of each slot joined along the tokens."""
-    outs = []
-    for length in lengths:
-        outs.append(step(sequence, data, sequence.n_tokens, length, **options))
+    outs = [step(sequence, data, sequence.n_tokens, length, **options) for length in lengths]
     return {slot: np.concatenate([out[slot] for out in outs], axis=1) for slot in outs[0]}
 
 

@@ -77,7 +77,8 @@ class BatchQuantizedKVCache:
         rows = []
         for sequence in self.sequences:
             row = ArraysCache(len(cache.cache))
-            row.cache = list(sequence.recurrent.get(slot, [None] * len(cache.cache)))
+            state: list[Any] = sequence.recurrent.get(slot) or [None] * len(cache.cache)
+            row.cache = list(state)
             rows.append(row)
         joined = rows[0] if len(rows) == 1 else ArraysCache.merge(rows)
         self._recurrent[slot] = joined

@@ -430,4 +430,5 @@ def _copy(x: mx.array) -> mx.array:
 
 
 def shape_of(group: LayerGroup) -> Shape:
+    """The K and V shape of a lane."""
     return Shape(group.n_kv_heads, group.k_dim, group.v_dim)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,29 @@ def in_use() -> str:
     if mlx is None:
         return ""
     return _describe(_bound_file(mlx))
+
+
+def set_threads(n: int) -> None:
+    """Let the next products run on ``n`` threads (0: as many as there are cores); only OpenBLAS is told.
+
+    A product with one row is bound by memory, and OpenBLAS's threads wait for each other by spinning: where another
+    process wants a core too, each of a token's 200 small products can then cost a time slice.
+    """
+    threads = _openblas_threads()
+    if threads is not None:
+        setter, most = threads
+        setter(min(n or most, most))
+
+
+@cache
+def _openblas_threads() -> tuple[Callable[[int], None], int] | None:
+    mlx = _mlx()
+    path = _bound_file(mlx) if mlx is not None else ""
+    if "openblas" not in Path(path).name.lower():
+        return None
+    library = ctypes.CDLL(path)
+    prefix = _PREFIX if hasattr(library, _PREFIX + "openblas_set_num_threads") else ""
+    return library[f"{prefix}openblas_set_num_threads"], int(library[f"{prefix}openblas_get_num_threads"]())
 
 
 def warning() -> str | None:

@@ -95,7 +95,7 @@ def install(model: Module) -> tuple[str, ...]:
 
 def _namespaces(model: Module) -> list[dict[str, Any]]:
     """Globals of the modules that define this model's classes and know the attention function."""
-    modules = model.named_modules()  # type: ignore[no-untyped-call]
+    modules = model.named_modules()
     classes = {cls for _, module in modules for cls in type(module).__mro__}
     found: dict[int, dict[str, Any]] = {}
     for cls in classes:

@@ -1,4 +1,4 @@
-"""The self-check's result, remembered by the model's fingerprint, so that a model is checked once and not at each load."""
+"""The self-check's result, kept by the model's fingerprint: a model is checked once, not at each load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
+from amem.model import blas
 
 
 class Runner:
@@ -20,6 +21,7 @@ class Runner:
 
     def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         """Compute the K and V of some tokens. The logits are never evaluated, so the output head costs nothing."""
+        blas.set_threads(0)
         cache = BatchQuantizedKVCache([sequence], self._template)
         cache.begin(len(token_ids))
         self._model(mx.array([list(token_ids)]), cache=cache.layers)
@@ -27,6 +29,7 @@ class Runner:
 
     def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
         """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
+        blas.set_threads(1 if len(sequences) == 1 else 0)
         cache = BatchQuantizedKVCache(sequences, self._template)
         cache.begin(1)
         logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)

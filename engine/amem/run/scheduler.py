@@ -149,7 +149,7 @@ class Scheduler:
 
     def _sample(self, request: Request, logits: mx.array) -> None:
         request.work.progress(request)
-        request.take(int(request.sample(logits).item()))
+        request.take(int(request.sample(logits).tolist()))  # type: ignore[arg-type]  # a scalar
         if not request.finish_reason:
             return
         self._decoding.remove(request)

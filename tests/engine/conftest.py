@@ -1,0 +1,25 @@
+"""An engine on a tiny random model: real parts, small sizes."""
+
+import pytest
+
+from amem import Engine
+
+
+@pytest.fixture
+def open_engine(tiny_model_path, tmp_path):
+    """Opens engines on one store; those still open are closed at the end."""
+    engines = []
+
+    def open_one(**options):
+        engine = Engine(tiny_model_path, tmp_path / "store", **{"memory": "200MB", **options})
+        engines.append(engine)
+        return engine
+
+    yield open_one
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def engine(open_engine):
+    return open_engine()
