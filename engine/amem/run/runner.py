@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import mlx.core as mx
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
 from amem.model import blas
+from amem.run.threads import ALL, PREFILL, ThreadChoice
 
 
 class Runner:
@@ -18,10 +20,11 @@ class Runner:
     def __init__(self, model: Callable[..., mx.array], template: Callable[[], list[Any]]) -> None:
         self._model = model
         self._template = template
+        self._threads = ThreadChoice()
 
     def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         """Compute the K and V of some tokens. The logits are never evaluated, so the output head costs nothing."""
-        blas.set_threads(0)
+        blas.set_threads(PREFILL)
         cache = BatchQuantizedKVCache([sequence], self._template)
         cache.begin(len(token_ids))
         self._model(mx.array([list(token_ids)]), cache=cache.layers)
@@ -29,9 +32,13 @@ class Runner:
 
     def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
         """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
-        blas.set_threads(1 if len(sequences) == 1 else 0)
+        choice = self._threads.pick() if len(sequences) == 1 else ALL
+        started = time.perf_counter()
+        blas.set_threads(choice)
         cache = BatchQuantizedKVCache(sequences, self._template)
         cache.begin(1)
         logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)
         mx.eval(logits, cache.end(1))
+        if len(sequences) == 1:
+            self._threads.record(choice, time.perf_counter() - started)
         return logits
