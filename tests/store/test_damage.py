@@ -1,6 +1,5 @@
 """Files that rot, shrink or vanish."""
 
-import json
 import os
 import random
 import shutil
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from amem.errors import CorruptState, StoreError, StoreTooNew
-from amem.store import NewTurn, Store, fileformat, verify
+from amem.store import NewTurn, Store, fileformat, names, verify
 from amem.store.payload import DamagedError
 from tests.store.samples import REALM, SPACE, check, prepare, say, tensors
 
@@ -241,6 +240,7 @@ def test_database_and_transcript_both_damaged(saved, root):
         assert agent.path_tokens(2, REALM) is None
         assert any("lost the turn before it" in report for report in store.reports)
         assert check(agent, IDS) == 896
+        assert verify(store).problems == []
 
 
 def test_a_lost_transcript_is_written_anew(saved, root):
@@ -256,14 +256,14 @@ def test_a_lost_transcript_is_written_anew(saved, root):
 
 def test_a_lost_name_is_restored(saved, root):
     """The transcript knows whose it is."""
-    (saved / "name.json").write_text("{")
     with Store(root) as store:
+        (saved / "name.json").write_text("{")
         assert any("name" in problem for problem in verify(store).problems)
         assert [entry.name for entry in store.agents()] == ["planner"]
         assert verify(store).problems == []
 
 
-def test_a_newer_store_is_refused(saved, root):
+def test_a_newer_store_is_refused(saved, root, monkeypatch):
     """Index, agent or name of a newer format: an error that says to upgrade, and nothing is touched."""
     import sqlite3
 
@@ -276,8 +276,9 @@ def test_a_newer_store_is_refused(saved, root):
         connection = sqlite3.connect(path)
         connection.execute("PRAGMA user_version = 1")
         connection.close()
-    label = json.loads((saved / "name.json").read_text())
-    (saved / "name.json").write_text(json.dumps(label | {"format": 2}))
+    monkeypatch.setattr(names, "FORMAT", 2)
+    names.write_label(saved, names.read_label(saved))
+    monkeypatch.undo()
     with pytest.raises(StoreTooNew), Store(root) as store:
         store.agents()
 

@@ -55,6 +55,7 @@ def add_realization(
         open_ids = history[len(history) - snapshot.n_open :]
         database.tree.add_snapshot(snapshot, realm, value.tail or value.last_block, open_ids)
     database.add_realization(value)
+    database.remember(value.turn, value.realm, history)
 
 
 def _check_tokens(database: Database, history: Tokens, names: Collection[str]) -> None:

@@ -21,6 +21,7 @@ from amem.store.tree import Tree
 
 DATABASE = "agent.sqlite3"
 _CHECKPOINT_BYTES = 1 << 20
+_HISTORIES = 4
 _TURN = "id, parent, prompt, reply, system, settings, finish_reason, cell_id, execution, created"
 
 
@@ -33,6 +34,7 @@ class Database:
         # Checkpoints are made by us, between commits: so the size of the log says what a commit wrote.
         self._connection.execute("PRAGMA wal_autocheckpoint = 0")
         self._realms: dict[int, Realm] = {}
+        self._histories: dict[tuple[int, Realm], Tokens] = {}  # a few recent ones: a turn's tokens never change
         self.tree = Tree(self._connection, self.realm_of)
 
     def close(self) -> None:
@@ -52,6 +54,7 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             self._realms.clear()
+            self._histories.clear()
             raise
 
     @property
@@ -79,9 +82,10 @@ class Database:
     def problems(self) -> list[str]:
         """What is damaged, in plain sentences; empty for a sound database."""
         try:
-            found = [row[0] for row in self._connection.execute("PRAGMA quick_check(5)") if row[0] != "ok"]
+            found = [row[0] for row in self._connection.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
             if found:
                 return [f"the database is damaged ({found[0]})"]
+            self.tree.records()
             bad = [str(row[0]) for row in self._rows() if row[-1] != _sum(row[:-1])]
             query = (
                 "SELECT turn, fingerprint, codec, token_ids, n_tokens, sum FROM realizations"
@@ -232,6 +236,8 @@ class Database:
         A realization that holds as many ids as its history has tokens ends the walk: it is the whole history.
         None if a turn on the way has no realization, or the counts contradict one another.
         """
+        if (turn, realm) in self._histories:
+            return self._histories[turn, realm]
         query = (
             "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM turns WHERE id = ?"
             " UNION SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent)"
@@ -247,10 +253,20 @@ class Database:
             have += len(data) // 4
             expected = n_tokens - len(data) // 4
             if expected == 0 or (at_least is not None and have >= at_least):
-                return tokens_from_bytes(b"".join(reversed(pieces)))
+                tokens = tokens_from_bytes(b"".join(reversed(pieces)))
+                if expected == 0:
+                    self.remember(turn, realm, tokens)
+                return tokens
         if not pieces:
             self.turn(turn)
         return None
+
+    def remember(self, turn: int, realm: Realm, history: Tokens) -> None:
+        """Keep the whole history at a turn's end in memory: the next turn is likely to follow it."""
+        history.setflags(write=False)
+        self._histories[turn, realm] = history
+        while len(self._histories) > _HISTORIES:
+            del self._histories[next(iter(self._histories))]
 
     def preferred_blocks(self, turn: int | None, realm: Realm) -> list[int]:
         """The blocks of a turn's path by number, or of its closest ancestor that has blocks."""

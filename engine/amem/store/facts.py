@@ -79,9 +79,9 @@ def build(folder: Path, rows: Iterable[Row], records: Iterable[Record], transcri
             for value in realizations:
                 if _follows(value, turns[value.turn], lengths):
                     lengths[value.turn, value.realm] = value.n_tokens
+                    _add_realization(database, value, snapshots)
                 else:
                     problems.append(f"turn {value.turn} lost the tokens before it; its text is kept")
-                _add_realization(database, value, snapshots)
             database.set_state("head", None if head is None or head not in turns else str(head))
             database.set_state("transcript_nbytes", str(transcript_nbytes))
         database.checkpoint(force=True)

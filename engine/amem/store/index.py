@@ -103,11 +103,9 @@ class Index:
         connection = schema.connect(self._path, schema.INDEX, synchronous="NORMAL", exclusive=False)
         try:
             connection.execute("PRAGMA wal_autocheckpoint = 16")
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if found != "ok":
-                error = sqlite3.DatabaseError(found)
-                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-                raise error
+                raise schema.damaged(found)
             connection.execute("SELECT key, digest, used, last_used, nbytes, n_turns FROM agents").fetchall()
         except BaseException:
             connection.close()
@@ -127,11 +125,12 @@ class Index:
     # -- the folders are the truth
 
     def _reconcile(self, connection: sqlite3.Connection) -> None:
-        """Add folders that have no row, and remove rows that have no folder."""
+        """Add folders that have no row, and remove rows that have no folder or another name."""
         folders = {entry.name for entry in os.scandir(self._root / AGENTS) if is_key(entry.name)}
-        rows = {row[0] for row in connection.execute("SELECT key FROM agents")}
-        connection.executemany("DELETE FROM agents WHERE key = ?", [(key,) for key in rows - folders])
-        missing = [self._root / AGENTS / key for key in folders - rows]
+        rows = dict(connection.execute("SELECT key, digest FROM agents").fetchall())
+        kept = {key for key in folders & rows.keys() if self.label_of(self._root / AGENTS / key).digest == rows[key]}
+        connection.executemany("DELETE FROM agents WHERE key = ?", [(key,) for key in rows.keys() - kept])
+        missing = [self._root / AGENTS / key for key in folders - kept]
         for folder in sorted(missing, key=lambda folder: folder.stat().st_mtime):
             label = self.label_of(folder)
             n_turns = sum(row["kind"] == "turn" for row in transcript.read(folder)[0])

@@ -10,6 +10,9 @@ import json
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from amem.errors import InputError, StoreTooNew
 from amem.store import files
@@ -50,16 +53,23 @@ def label(name: str, space: str) -> Label:
 
 def write_label(folder: Path, which: Label) -> int:
     """Write the label into an agent's folder; returns its bytes."""
-    text = json.dumps({"format": FORMAT, "name": which.name, "space": which.space}, ensure_ascii=False)
+    said = {"format": FORMAT, "name": which.name, "space": which.space}
+    text = json.dumps(said | {"xxh3": _sum(said)}, ensure_ascii=False)
     return files.write_durably(folder / LABEL, [text.encode()])
+
+
+def _sum(said: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(said, sort_keys=True).encode())
 
 
 def read_label(folder: Path) -> Label | None:
     """The label of an agent's folder; None if there is none or it is damaged. Raises StoreTooNew."""
     try:
         said = json.loads((folder / LABEL).read_bytes())
+        if said.pop("xxh3") != _sum(said):
+            return None
         version, found = int(said["format"]), label(said["name"], said["space"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     check_format(version, folder)
     return found

@@ -13,19 +13,20 @@ from amem.store.ledger import Ledger
 from amem.store.names import Label
 from amem.store.payload import DamagedError
 
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def open_database(folder: Path, label: Label, ledger: Ledger) -> Database:
     """The agent's database, sound and at one with its folder. The ledger's reports tell what had to be repaired."""
     database, problems = try_open(folder)
+    salvaged = database is None
     if database is None:
         lost = salvage(folder)
         ledger.reports.append(f"agent {label.name!r}: {problems[0]}; it was rebuilt from transcript and block files")
         ledger.reports.extend(f"agent {label.name!r}: {problem}" for problem in lost)
         database = Database(folder / DATABASE)
     try:
-        mend_transcript(folder, label, database, ledger)
+        mend_transcript(folder, label, database, ledger, check=salvaged)
         _match_files(folder, label, database, ledger)
     except BaseException:
         database.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def connect(path: Path, tables: str, *, synchronous: str, exclusive: bool) -> sq
     try:
         if exclusive:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA page_size = 1024")  # a commit touches a few rows in each of many small trees
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA secure_delete = ON")
@@ -113,12 +115,44 @@ def connect(path: Path, tables: str, *, synchronous: str, exclusive: bool) -> sq
         if version == 0:
             connection.execute("BEGIN IMMEDIATE")
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for statement in tables.split(";\n"):
-                    if statement.strip():
-                        connection.execute(statement)
+                _create(connection, tables)
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
+        if _described(connection) != _expected(tables):
+            raise damaged("its tables are not as they were made")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR:
+            raise damaged(str(error)) from error  # our own statements are right, so it is the file that is not
+        raise
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def damaged(reason: str) -> sqlite3.DatabaseError:
+    """An error such as SQLite raises for a damaged file, for damage that it does not look for."""
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _create(connection: sqlite3.Connection, tables: str) -> None:
+    for statement in tables.split(";\n"):
+        if statement.strip():
+            connection.execute(statement)
+
+
+def _described(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    return sorted(connection.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master").fetchall())
+
+
+@functools.cache
+def _expected(tables: str) -> list[tuple[str, ...]]:
+    connection = sqlite3.connect(":memory:")
+    try:
+        _create(connection, tables)
+        return _described(connection)
+    finally:
+        connection.close()
