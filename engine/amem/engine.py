@@ -234,7 +234,9 @@ class Engine:
 
         session = self._sessions.get(name)
         if session is None:
+            n_known = len(self._parts.store.reports)
             session = AgentSession(self._parts, self._parts.store.open(name, self._space))
+            session.notes = self._parts.store.reports[n_known:]
             self._sessions[name] = session
         return session
 

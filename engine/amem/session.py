@@ -39,6 +39,7 @@ class AgentSession:
         self.pinned = False
         self.saved = True
         self.last_ttft_ms: float | None = None
+        self.notes: list[str] = []  #: what opening it had to repair; told with the next reply
         self.new_from = 0  #: position from which the last turn computed
 
     @property

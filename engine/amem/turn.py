@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ class TurnWork:
         self._match = Match.COLD
         self._residency = Residency.EMPTY
         self._writes: list[Future[BlockRecord]] = []
+        self._loose: list[BlockRecord | SnapshotRecord] = []  # files that no commit has named yet
         self._first_new_block = 0
         self._notes: list[str] = []
         self._written_before = 0
@@ -228,6 +230,7 @@ class TurnWork:
             left = ", ".join(str(turn_id) for turn_id in self._history.left)
             self._notes.append(f"Run again from an earlier point; left on another branch: turns {left}.")
         metrics = self._metrics(request, saved, (time.perf_counter() - started) * 1e3)
+        session.notes = []
         session.last_ttft_ms = metrics.ttft_ms
         return Reply(text, tuple(request.kept_ids), request.finish_reason, metrics, turn)
 
@@ -242,8 +245,10 @@ class TurnWork:
             start = n_full * BLOCK_TOKENS
             tail_ids = np.asarray(ids[start : start + n_tail * GROUP], dtype=np.int32)
             tail = store.write_block(realm, last, start, tail_ids, sequence.export_block(n_full * BLOCK_GROUPS, n_tail))
+            self._loose.append(tail)
         if open_group := sequence.export_snapshot():
             snapshot = store.write_snapshot(realm, len(ids), len(ids) % GROUP, open_group)
+            self._loose.append(snapshot)
         history = self._history
         self._realize()
         new = NewTurn(
@@ -277,7 +282,8 @@ class TurnWork:
         self._drop(request)
 
     def _drop(self, request: Request) -> None:
-        """Leave no trace of the request in memory."""
+        """Leave no trace of the request, in memory or on disk."""
+        self._parts.writer.submit(self._discard, self._writes, self._loose)  # after the writes that are under way
         session, sequence = self._session, request.sequence
         request.sequence = None
         if sequence is None:
@@ -286,6 +292,13 @@ class TurnWork:
             sequence.release()
         elif request.checkpoint is None or not sequence.rollback(request.checkpoint):
             session.evict()
+
+    def _discard(
+        self, writes: Sequence[Future[BlockRecord]], loose: Sequence[BlockRecord | SnapshotRecord]
+    ) -> None:
+        written = [write.result() for write in writes if write.exception() is None]
+        with contextlib.suppress(StoreError):  # closed meanwhile: it is swept then
+            self._session.store.discard([*written, *loose])
 
     def _metrics(self, request: Request, saved: bool, commit_ms: float) -> ReplyMetrics:
         marks, session, parts = request.marks, self._session, self._parts
@@ -315,5 +328,5 @@ class TurnWork:
             bytes_written=parts.store.bytes_written - self._written_before,
             saved=saved,
             blocks=session.block_infos(),
-            notes=tuple(self._notes),
+            notes=(*session.notes, *self._notes),
         )

@@ -11,7 +11,7 @@ import mlx.core as mx
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
 from amem.model import blas
-from amem.run.threads import ALL, PREFILL, ThreadChoice
+from amem.run.threads import PREFILL, ThreadChoice
 
 
 class Runner:
@@ -32,7 +32,7 @@ class Runner:
 
     def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
         """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
-        choice = self._threads.pick() if len(sequences) == 1 else ALL
+        choice = self._threads.pick() if len(sequences) == 1 else PREFILL
         started = time.perf_counter()
         blas.set_threads(choice)
         cache = BatchQuantizedKVCache(sequences, self._template)
