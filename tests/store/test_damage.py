@@ -302,3 +302,41 @@ def test_a_block_that_is_not_committed_yet_may_be_bad(agent):
     with pytest.raises(CorruptState):
         agent.read(record)
     assert agent.commit(NewTurn(None, "", "", "stop"), REALM, IDS[:64], 64).id == 1
+
+
+def flip_anywhere(root, seed, count):
+    """Flip one bit of any file of a store, open it, repair it, and go on."""
+    original = root.with_name("original")
+    with Store(root) as store:
+        turns = store.open("planner", SPACE).turns()
+    shutil.copytree(root, original)
+    chance = random.Random(seed)
+    files = [
+        path.relative_to(original) for path in sorted(original.rglob("*")) if path.stat().st_size and path.is_file()
+    ]
+    for _ in range(count):
+        shutil.rmtree(root)
+        shutil.copytree(original, root)
+        path = root / chance.choice(files)
+        flip(path, chance.randrange(8 * path.stat().st_size))
+        with Store(root) as store:
+            agent = store.open("planner", SPACE, create=False)
+            assert agent.turns() == turns
+            assert np.array_equal(agent.path_tokens(2, REALM), IDS)
+            verify(store, repair=True)
+            assert verify(store).problems == []
+            check(agent, IDS)
+            say(agent, 2, IDS[:300])
+            assert check(agent, np.concatenate([IDS, IDS[:300]])) == 1200
+
+
+def test_a_flipped_bit_in_any_file_is_harmless(saved, root):
+    """A sample over all files: opened and repaired, the store has every turn, and nothing wrong is read."""
+    flip_anywhere(root, 0, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_many_flipped_bits_are_harmless(saved, root, seed):
+    """As above, for many bits."""
+    flip_anywhere(root, seed, 1000)

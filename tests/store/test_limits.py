@@ -1,6 +1,8 @@
 """Quota, full disks, and several threads."""
 
 import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -118,3 +120,34 @@ def test_blocks_may_be_written_by_several_threads(store):
         agent.keep([future.result() for future in written])
     assert check(agent, IDS[:64] + 19) == 64
     assert agent.commit(NewTurn(None, "", "", "stop"), REALM, [1], 1).id == 7
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 2 MB; skipped where it cannot be mounted."""
+    mount = shutil.which("mount")
+    if (
+        mount is None
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "amem", tmp_path], check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a small disk")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_loses_nothing(small_disk):
+    """Turns are refused with StoreFull from some point on; all before it are there, also after reopening."""
+    with Store(small_disk / "store") as store:
+        agent = store.open("planner", SPACE)
+        with pytest.raises(StoreFull, match="no space left"):
+            fill(agent, np.arange(3000))
+        turns, head = agent.turns(), agent.head
+        with pytest.raises(StoreFull):
+            fill(agent, np.arange(100))
+    with Store(small_disk / "store") as store:
+        agent = store.open("planner", SPACE)
+        assert turns.items() <= agent.turns().items()
+        assert agent.path(head) == list(turns)
+        assert verify(store).problems == []
+        store.delete("planner", SPACE)
+        assert check(store.open("planner", SPACE), IDS) == 0
