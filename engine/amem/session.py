@@ -39,6 +39,7 @@ class AgentSession:
         self.pinned = False
         self.saved = True
         self.last_ttft_ms: float | None = None
+        self.executions: dict[int, str | None] = {}  #: of turns that a cell made again without a change
         self.notes: list[str] = []  #: what opening it had to repair; told with the next reply
         self.new_from = 0  #: position from which the last turn computed
 
@@ -75,10 +76,10 @@ class AgentSession:
             return head, []
         turns = self.store.turns()
         mine = [turn for turn in path if turns[turn].cell_id == cell_id]
-        if not mine or (execution is not None and turns[mine[-1]].execution == execution):
+        executions = {turn: self.executions.get(turn, turns[turn].execution) for turn in mine}
+        if not mine or (execution is not None and executions[mine[-1]] == execution):
             return head, []
-        last_execution = turns[mine[-1]].execution
-        first = next(turn for turn in mine if turns[turn].execution == last_execution)
+        first = next(turn for turn in mine if executions[turn] == executions[mine[-1]])
         return turns[first].parent, path[path.index(first) :]
 
     def history(self, parent: int | None, left: Sequence[int]) -> History:

@@ -193,7 +193,23 @@ class TurnWork:
     ) -> BlockRecord:
         parent = before.result().id if before is not None else self._base_block
         ids = np.asarray(token_ids, dtype=np.int32)
-        return self._session.store.write_block(self._parts.realm, parent, index * BLOCK_TOKENS, ids, tensors)
+        store, realm = self._session.store, self._parts.realm
+        stored = store.find(realm, self._wanted[: index * BLOCK_TOKENS] + list(token_ids)).blocks[index:]
+        if stored and stored[0].parent == parent and stored[0].sealed and self._same_bits(stored[0], tensors):
+            return stored[0]
+        return store.write_block(realm, parent, index * BLOCK_TOKENS, ids, tensors)
+
+    def _same_bits(self, record: BlockRecord | SnapshotRecord | None, tensors: Buffers) -> bool:
+        """Whether a stored record holds just these buffers; without a record, whether there are none."""
+        if record is None:
+            return not tensors
+        try:
+            stored = self._session.store.read(record)
+        except StoreError:
+            return False
+        return stored.keys() == tensors.keys() and all(
+            stored[name].tobytes() == tensors[name].tobytes() for name in stored
+        )
 
     @property
     def _base_block(self) -> str | None:
@@ -226,8 +242,13 @@ class TurnWork:
             self._drop(request)
         session.saved = saved
         session.new_from = request.n_reused
-        if self._history.left and saved:
-            left = ", ".join(str(turn_id) for turn_id in self._history.left)
+        if saved and turn in self._history.left:
+            self._notes.append(
+                "Run again without a change: this is the turn that was there, and nothing was saved twice."
+            )
+        later = [str(turn_id) for turn_id in self._history.left if turn_id != turn]
+        if saved and later:
+            left = ", ".join(later)
             self._notes.append(f"Run again from an earlier point; left on another branch: turns {left}.")
         metrics = self._metrics(request, saved, (time.perf_counter() - started) * 1e3)
         session.notes = []
@@ -240,32 +261,58 @@ class TurnWork:
         n_full = sequence.n_groups // BLOCK_GROUPS
         blocks = [write.result() for write in self._writes[: n_full - self._first_new_block]]
         last = blocks[-1].id if blocks else self._base_block
+        start, n_tail = n_full * BLOCK_TOKENS, sequence.n_groups % BLOCK_GROUPS
+        tail_ids = np.asarray(ids[start : start + n_tail * GROUP], dtype=np.int32)
+        groups = sequence.export_block(n_full * BLOCK_GROUPS, n_tail) if n_tail else {}
+        open_group = sequence.export_snapshot()
+        own_ids = np.asarray(ids[len(self._history.token_ids) :], dtype=np.int32)
+        turn = self._same_turn(text, own_ids, last, groups, open_group)
+        if turn is not None:
+            store.set_head(turn)
+            self._session.executions[turn] = self._execution
+            return turn
         tail = snapshot = None
-        if n_tail := sequence.n_groups % BLOCK_GROUPS:
-            start = n_full * BLOCK_TOKENS
-            tail_ids = np.asarray(ids[start : start + n_tail * GROUP], dtype=np.int32)
-            tail = store.write_block(realm, last, start, tail_ids, sequence.export_block(n_full * BLOCK_GROUPS, n_tail))
+        if groups:
+            tail = store.write_block(realm, last, start, tail_ids, groups)
             self._loose.append(tail)
-        if open_group := sequence.export_snapshot():
+        if open_group:
             snapshot = store.write_snapshot(realm, len(ids), len(ids) % GROUP, open_group)
             self._loose.append(snapshot)
-        history = self._history
         self._realize()
         new = NewTurn(
-            history.parent,
+            self._history.parent,
             self._prompt,
             text,
             request.finish_reason,
-            self._system if history.parent is None else None,
+            self._system if self._history.parent is None else None,
             self._settings,
             self._cell_id,
             self._execution,
         )
-        own_ids = np.asarray(ids[len(history.token_ids) :], dtype=np.int32)
-        record = store.commit(
+        return store.commit(
             new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
-        )
-        return record.id
+        ).id
+
+    def _same_turn(
+        self, text: str, own_ids: Tokens, last: str | None, groups: Buffers, open_group: Buffers
+    ) -> int | None:
+        """The turn that this cell made before at this place, if it is the same to the last bit: nothing is saved twice."""
+        store, realm = self._session.store, self._parts.realm
+        turns = store.turns()
+        for turn in store.children(self._history.parent) if self._cell_id is not None else ():
+            old, known = turns[turn], store.realization(turn, realm)
+            if (
+                known is not None
+                and (old.cell_id, old.prompt, old.reply) == (self._cell_id, self._prompt, text)
+                and dict(old.settings) == self._settings
+                and old.system == (self._system if self._history.parent is None else None)
+                and np.array_equal(known.token_ids, own_ids)
+                and known.last_block == last
+                and self._same_bits(store.block(known.tail), groups)
+                and self._same_bits(store.snapshot(known.snapshot), open_group)
+            ):
+                return turn
+        return None
 
     def _realize(self) -> None:
         """Record the ids of turns that were rendered from text for this model; their blocks are the new turn's."""
@@ -293,9 +340,7 @@ class TurnWork:
         elif request.checkpoint is None or not sequence.rollback(request.checkpoint):
             session.evict()
 
-    def _discard(
-        self, writes: Sequence[Future[BlockRecord]], loose: Sequence[BlockRecord | SnapshotRecord]
-    ) -> None:
+    def _discard(self, writes: Sequence[Future[BlockRecord]], loose: Sequence[BlockRecord | SnapshotRecord]) -> None:
         written = [write.result() for write in writes if write.exception() is None]
         with contextlib.suppress(StoreError):  # closed meanwhile: it is swept then
             self._session.store.discard([*written, *loose])

@@ -27,7 +27,15 @@ def test_a_kill_at_any_step_of_a_commit_loses_at_most_that_turn(
     point, tiny_model_path, tmp_path, open_engine, uninterrupted
 ):
     """The store is sound, the last committed turn is there, and the agent goes on as if nothing had happened."""
-    command = [sys.executable, "-m", "tests.engine.crash_child", tiny_model_path, tmp_path / "store", point, *MESSAGES[:2]]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.crash_child",
+        tiny_model_path,
+        tmp_path / "store",
+        point,
+        *MESSAGES[:2],
+    ]
     died = subprocess.run(command, check=False, capture_output=True)
     assert -signal.SIGKILL == died.returncode, died.stderr
     engine = open_engine()

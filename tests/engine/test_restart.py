@@ -108,6 +108,31 @@ def test_a_cell_that_runs_again_replaces_what_it_did(engine):
     assert appended.metrics.match is Match.EXTEND
 
 
+def test_running_all_cells_again_after_a_restart_saves_nothing_twice(open_engine):
+    """Unchanged cells walk through the turns that are there: no new turn, no new block, the same replies."""
+    cells = {"one": LONG, "two": "And then?", "three": LONG, "loop": "Again."}
+
+    def run_all(engine, execution):
+        agent = engine.agent("planner")
+        return [
+            agent.ask(prompt, max_tokens=20, cell_id=cell, execution=f"{cell} {execution}")
+            for cell, prompt in cells.items()
+            for _ in range(2 if cell == "loop" else 1)
+        ]
+
+    engine = open_engine()
+    first = run_all(engine, 1)
+    tree, blocks = engine.agent("planner").tree(), engine.verify().blocks
+    engine.close()
+    engine = open_engine()
+    for execution in (2, 3):
+        again = run_all(engine, execution)
+        assert [reply.token_ids for reply in first] == [reply.token_ids for reply in again]
+        assert all(reply.metrics.match in (Match.EXACT, Match.EXTEND) for reply in again)
+        assert tree == engine.agent("planner").tree()
+        assert blocks == engine.verify().blocks
+
+
 def test_a_second_ask_in_one_execution_goes_on(engine):
     """A loop in a cell is a conversation; run again it starts over."""
     agent = engine.agent("planner")
@@ -115,7 +140,7 @@ def test_a_second_ask_in_one_execution_goes_on(engine):
         for message in ("One.", "Two.", "Three."):
             agent.ask(message, max_tokens=4, cell_id="loop", execution=execution)
         assert ["One.", "Two.", "Three."] == [turn.prompt for turn in agent.turns]
-    assert 6 == len(agent.tree())
+    assert 3 == len(agent.tree())
 
 
 def test_the_first_cell_may_change_the_system_text(engine):

@@ -115,7 +115,9 @@ class Scheduler:
         end = len(ids) - 1
         start = sequence.n_tokens
         if start < end:
-            stop = min(end, (start + self._chunk) // GROUP * GROUP)
+            # the last, partial group is a step of its own: computed again from a stored boundary it has the same bits
+            whole = end // GROUP * GROUP
+            stop = min(whole, (start + self._chunk) // GROUP * GROUP) if start < whole else end
             self._runner.prefill(sequence, ids[start:stop])
             request.work.progress(request)
             total = end - request.n_reused

@@ -150,6 +150,16 @@ class AgentStore:
             self._in_use = {block.id for block in found.blocks} | ({found.snapshot.id} if found.snapshot else set())
             return found
 
+    def block(self, name: str | None) -> BlockRecord | None:
+        """The stored block of this id, if there is one."""
+        with self._reading():
+            return self._database.tree.block(name) if name is not None else None
+
+    def snapshot(self, name: str | None) -> SnapshotRecord | None:
+        """The stored snapshot of this id, if there is one."""
+        with self._reading():
+            return self._database.tree.snapshot(name) if name is not None else None
+
     # -- payload: called on I/O threads
 
     def write_block(
