@@ -94,11 +94,19 @@ class AgentSession:
         rendered: list[tuple[int, list[int]]] = []
         for turn in self.store.path(parent):
             known = self.store.realization(turn, self.parts.realm)
-            own = known.token_ids.tolist() if known else self._render(turns[turn], token_ids)
+            own = known.token_ids.tolist() if known else self._ids_again(turns[turn], token_ids)
             if not known:
                 rendered.append((turn, own))
             token_ids.extend(own)
         return History(parent, token_ids, tuple(rendered), tuple(left))
+
+    def _ids_again(self, turn: TurnRecord, before: Sequence[int]) -> list[int]:
+        """A turn's ids: as they were generated if only the codec is another, else rendered from its text."""
+        for realm in self.store.realms(turn.id):
+            known = self.store.realization(turn.id, realm)
+            if known is not None and realm.fingerprint == self.parts.realm.fingerprint:
+                return [int(token) for token in known.token_ids]
+        return self._render(turn, before)
 
     def _render(self, turn: TurnRecord, before: Sequence[int]) -> list[int]:
         prompter = self.parts.prompter

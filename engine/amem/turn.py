@@ -64,6 +64,11 @@ class TurnWork:
         self._residency = session.residency
         parent, left = session.parent_for(self._cell_id, self._execution, self._append)
         self._history = session.history(parent, left)
+        if self._history.rendered:
+            self._notes.append(
+                "This agent's stored state is of another model or codec, so its history is computed again; that state "
+                "is kept for the model it belongs to."
+            )
         self._check_system(parent)
         delta = self._render(parent)
         request.prompt_ids = [*self._history.token_ids, *delta]

@@ -185,10 +185,27 @@ def test_another_models_state_is_not_used(open_engine, tmp_path):
         assert Residency.COLD is other.agent("planner").status.residency
         reply = other.agent("planner").ask("Go on.", max_tokens=4)
         assert Match.COLD is reply.metrics.match
+        assert any("another model or codec" in note for note in reply.metrics.notes)
         assert [LONG, "Go on."] == [turn.prompt for turn in other.agent("planner").turns]
         assert Match.EXTEND is other.agent("planner").ask("And on.", max_tokens=4).metrics.match
     finally:
         other.close()
+
+
+def test_another_codecs_state_is_not_used_but_its_tokens_are(open_engine):
+    """The same model with another codec computes the very same history again; the first codec's state is still there."""
+    engine = open_engine(codec="q4")
+    talk(engine.agent("planner"), [LONG])
+    n_tokens = engine.agent("planner").status.n_tokens
+    engine.close()
+    engine = open_engine(codec="fp16")
+    reply = engine.agent("planner").ask("Go on.", max_tokens=4)
+    assert Match.COLD is reply.metrics.match
+    assert n_tokens == engine.agent("planner").turns[0].n_tokens
+    engine.agent("planner").rewind()
+    engine.close()
+    again = open_engine(codec="q4").agent("planner").ask("Go on.", max_tokens=4)
+    assert n_tokens == again.metrics.reused_tokens
 
 
 def test_the_budget_holds_and_the_least_recently_used_goes_first(open_engine):

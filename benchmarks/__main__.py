@@ -1,0 +1,7 @@
+"""Every benchmark, one after the other, with its default options; each writes a file under `results`."""
+
+import subprocess
+import sys
+
+for name in ("next_turn", "restore"):
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

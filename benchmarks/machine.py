@@ -1,0 +1,32 @@
+"""What every result file says of the machine it was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, load, versions and date."""
+    cpu = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "platform": platform.platform(),
+        "processor": cpu[0] if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("amem", "mlx", "mlx-lm", "numpy")},
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
