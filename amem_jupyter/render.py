@@ -45,11 +45,19 @@ def reply_card(reply: Reply, how: str = "md") -> Picture:
     found = f"{metrics.match} · was {metrics.residency}"
     title_rich = f"{title.html} {span(f'· {esc(found)}', 'opacity:0.7', FOUND[metrics.match])}"
     cost = _cost(metrics)
-    cut = "" if reply.finish_reason != "length" else f"cut at {metrics.generated_tokens} tokens (--max-tokens)"
-    notes = [*([cut] if cut else []), *([] if metrics.saved else ["not saved to disk"]), *metrics.notes]
-    notes_rich = "".join(div(f"! {esc(note)}", f"{SMALL};color:{STOPPED}") for note in notes)
-    rich = _frame(title_rich, _body(reply.text, how), notes_rich + cost.html, ACCENT)
-    plain = [f"{title.text} · {found}", reply.text.strip("\n"), "", *(f"! {note}" for note in notes), cost.text]
+    cut = f"cut at {metrics.generated_tokens} tokens (--max-tokens)" if reply.finish_reason == "length" else ""
+    notes = [*([] if metrics.saved else ["not saved to disk"]), *metrics.notes]
+    notes_rich = "".join(div(f"! {esc(note)}", f"color:{STOPPED}") for note in notes)
+    cut_rich = div(faint(f"… {esc(cut)}")) if cut else ""
+    rich = _frame(title_rich, _body(reply.text, how), cut_rich + notes_rich + cost.html, ACCENT)
+    plain = [
+        f"{title.text} · {found}",
+        reply.text.strip("\n"),
+        "",
+        *([f"… {cut}"] if cut else []),
+        *(f"! {note}" for note in notes),
+        cost.text,
+    ]
     return Picture(rich, "\n".join(plain))
 
 
