@@ -1,4 +1,4 @@
-"""How many BLAS threads a decode step should use: measured while decoding, since it depends on who else wants the cores.
+"""How many BLAS threads a decode step should use: measured while decoding, since others may want the cores.
 
 With the cores free, a token's products run almost twice as fast on two threads. OpenBLAS's threads wait by spinning,
 though: where another process is busy, the same step was measured ten times slower on two threads than on one. The
@@ -38,7 +38,7 @@ class ThreadChoice:
 
     def record(self, choice: int, seconds: float) -> None:
         """Tell how long a step took."""
-        known = len(self._seconds) == 2  # noqa: PLR2004  # both choices
+        known = len(self._seconds) == 2  # both choices
         before = self._best() if known else choice
         self._seconds[choice] = seconds if choice != before else self._smooth(choice, seconds)
         if known and choice != before:
