@@ -1,0 +1,144 @@
+"""A real JupyterLab in a real browser, for tests: its own folders, its own server, Debian's chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_MS = 120_000
+
+
+@contextmanager
+def server(folder, **environment):
+    """A JupyterLab on a folder; gives its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
+    for name in ("CONFIG", "DATA", "RUNTIME"):
+        environ[f"JUPYTER_{name}_DIR"] = str(folder / f".{name.lower()}")
+    environ["JUPYTER_PLATFORM_DIRS"] = "1"
+    environ["IPYTHONDIR"] = str(folder / ".ipython")
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "engine"), str(ROOT)])
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}", "--allow-root",
+        "--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={folder}",
+        "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    with (folder / ".server.log").open("wb") as log:
+        process = subprocess.Popen(command, env={**environ, **environment}, stdout=log, stderr=log)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            _wait_for(f"{address}/api/status", folder / ".server.log")
+            yield address
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _wait_for(url, log):
+    for _ in range(240):
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                json.load(answer)
+                return
+        except OSError:
+            time.sleep(0.25)
+    raise TimeoutError(log.read_text())
+
+
+@contextmanager
+def browser():
+    """A chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("chromium-browser"),
+            args=["--no-sandbox", "--disable-gpu"],
+        )
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+class Lab:
+    """One notebook, open in one browser page."""
+
+    def __init__(self, browser, address, path):
+        self.path = path
+        self._url = f"{address}/lab/tree/{path.name}?reset"
+        self.page = browser.new_page(viewport={"width": 1200, "height": 1600})
+        self.open()
+
+    def open(self):
+        """Open the notebook, or open it again."""
+        self.page.goto(self._url)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=TIMEOUT_MS)
+        self.page.wait_for_function("() => window.jupyterapp !== undefined", timeout=TIMEOUT_MS)
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.ready")
+        self.page.wait_for_function(
+            "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'",
+            timeout=TIMEOUT_MS,
+        )
+
+    def command(self, name, **options):
+        """Run one of JupyterLab's commands, without waiting for what it starts."""
+        self.page.evaluate(
+            "([name, options]) => { window.jupyterapp.commands.execute(name, options) }", [name, options]
+        )
+
+    def wait_text(self, text, cell=None):
+        """Wait until a text is on the page, or in a cell's output."""
+        where = ".jp-Notebook" if cell is None else f".jp-Notebook .jp-Cell:nth-child({cell + 1})"
+        self.page.wait_for_function(
+            "([where, text]) => [...document.querySelectorAll(where)].some(e => e.innerText.includes(text))",
+            arg=[where, text], timeout=TIMEOUT_MS,
+        )  # fmt: skip
+
+    def wait_idle(self):
+        """Wait until no cell is waiting or running."""
+        self.page.wait_for_function(
+            "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.innerText.includes('*'))",
+            timeout=TIMEOUT_MS,
+        )
+
+    def text(self):
+        """All that the notebook shows."""
+        return self.page.locator(".jp-Notebook").inner_text()
+
+    def save(self):
+        """Save, and give what was written."""
+        before = self.path.stat().st_mtime_ns
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        for _ in range(100):
+            if self.path.stat().st_mtime_ns != before:
+                break
+            time.sleep(0.1)
+        return nbformat.read(self.path, as_version=4)
+
+    def restart(self):
+        """Restart the kernel, and wait for the new one."""
+        self.command("kernelmenu:restart")
+        self.page.locator(".jp-Dialog .jp-mod-accept").click(timeout=TIMEOUT_MS)
+        self.page.wait_for_selector(".jp-Dialog", state="detached", timeout=TIMEOUT_MS)
+
+
+def write_notebook(path, *sources):
+    """A notebook of code cells, of which the ids are c0, c1, ..."""
+    cells = [nbformat.v4.new_code_cell(source, id=f"c{i}") for i, source in enumerate(sources)]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    return path
