@@ -50,8 +50,8 @@ class EngineParts:
         return make_room(self.pool, nbytes, self.sessions(), keep)
 
     def sequence_nbytes(self, n_tokens: int) -> int:
-        """The most that a new sequence of this many tokens takes in memory, chunk and open groups included."""
-        total = self.layout.open_nbytes
+        """The most that a new sequence takes in memory for a turn up to this many tokens, open groups included."""
+        total = self.layout.open_nbytes + self.layout.turn_nbytes
         groups = -(-n_tokens // GROUP) + 4  # restored runs are rounded up to whole blocks
         chunk = -(-self.prefill_chunk // GROUP)
         for lane, group in enumerate(self.layout.spec.groups):

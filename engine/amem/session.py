@@ -225,14 +225,14 @@ class AgentSession:
             CorruptState: a file is damaged; it was set aside, and the next `find` does not see it.
         """
         blocks: list[Buffers] = [
-            self.store.read(block, self.parts.layout.names_seen(index, found.n_block_tokens))
+            self.store.read(block, self.parts.layout.names_seen(index, found.n_tokens))
             for index, block in enumerate(found.blocks)
         ]
         return [*blocks, self.store.read(found.snapshot) if found.snapshot else {}]
 
     def load(self, sequence: SequenceState, found: Found, buffers: Sequence[Buffers]) -> None:
         """Fill an empty sequence with what `read` gave."""
-        stored = assemble(self.parts.layout, buffers[:-1], found.n_block_tokens)
+        stored = assemble(self.parts.layout, buffers[:-1], found.n_tokens)
         sequence.load(stored, buffers[-1], found.n_tokens)
 
     def restore(self) -> None:

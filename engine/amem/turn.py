@@ -17,7 +17,7 @@ from amem.kv.sequence import Buffers, SequenceState
 from amem.results import Match, Reply, ReplyMetrics, Residency
 from amem.run.request import Request
 from amem.session import AgentSession, History
-from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn
+from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, SnapshotRecord, Tokens
 
 
 class TurnWork:
@@ -240,6 +240,7 @@ class TurnWork:
         saved = True
         try:
             turn = self._store(request, sequence, ids, text)
+            sequence.settle()
             session.adopt(sequence, turn)
         except StoreError as error:
             turn, saved = 0, False
@@ -301,7 +302,7 @@ class TurnWork:
     def _same_turn(
         self, text: str, own_ids: Tokens, last: str | None, groups: Buffers, open_group: Buffers
     ) -> int | None:
-        """The turn that this cell made before at this place, if it is the same to the last bit: nothing is saved twice."""
+        """The turn that this cell made here before, if it is the same to the last bit: nothing is saved twice."""
         store, realm = self._session.store, self._parts.realm
         turns = store.turns()
         for turn in store.children(self._history.parent) if self._cell_id is not None else ():
@@ -342,7 +343,9 @@ class TurnWork:
             return
         if sequence is not session.hot:
             sequence.release()
-        elif request.checkpoint is None or not sequence.rollback(request.checkpoint):
+        elif request.checkpoint is not None and sequence.rollback(request.checkpoint):
+            sequence.settle()
+        else:
             session.evict()
 
     def _discard(self, writes: Sequence[Future[BlockRecord]], loose: Sequence[BlockRecord | SnapshotRecord]) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from amem.errors import MemoryBudgetError
 from amem.kv.pool import Pool
 from amem.kv.sequence import SequenceState, assemble
+from amem.model.capacity import capacity
 from tests.kv import states
 from tests.kv.test_attention import chunkings
 
@@ -39,12 +40,11 @@ def restored(sequence, blocks, pool):
     tail = sequence.n_groups % 4
     stored = [*blocks, sequence.export_block(len(blocks) * 4, tail)] if tail else blocks
     twin = SequenceState(sequence.layout, pool)
-    n_stored = sequence.n_groups * 64
     stored = [
-        {name: block[name] for name in sequence.layout.names_seen(i, n_stored) or block}
+        {name: block[name] for name in sequence.layout.names_seen(i, sequence.n_tokens) or block}
         for i, block in enumerate(stored)
     ]
-    twin.load(assemble(sequence.layout, stored, n_stored), sequence.export_snapshot(), sequence.n_tokens)
+    twin.load(assemble(sequence.layout, stored, sequence.n_tokens), sequence.export_snapshot(), sequence.n_tokens)
     return twin
 
 
@@ -71,7 +71,11 @@ def test_a_restored_sequence_goes_on_bit_for_bit(codec, lengths, more, seed):
         lane = sequence.layout.slots()[slot][0]
         assert 0 == twin.lanes[lane].first_group
     steps = [more, 1, 1, 1]
-    assert same_outputs(feed_and_export(sequence, data, steps, []), feed_and_export(twin, data, steps, []))
+    more_blocks = [list(blocks), list(blocks)]
+    assert same_outputs(
+        feed_and_export(sequence, data, steps, more_blocks[0]), feed_and_export(twin, data, steps, more_blocks[1])
+    )
+    assert all(states.equal_bits(a, b) for a, b in zip(*more_blocks, strict=True))
     sequence.release()
     twin.release()
     assert 0 == pool.used
@@ -86,19 +90,22 @@ def test_fork_and_rollback_change_no_bit(codec, lengths, more):
     data, other = many(total + sum(more), 1), many(total + sum(more), 2)
     pool = Pool(10**9)
     parent = SequenceState(states.layout(*LAYERS, codec=codec), pool)
-    feed_and_export(parent, data, lengths, [])
+    blocks = []
+    feed_and_export(parent, data, lengths, blocks)
     parent.close_turn()
+    exported(parent, blocks)
+    parent.settle()
     used, before = pool.used, parent.checkpoint()
     snapshot = parent.export_snapshot()
     child = parent.fork()
     assert pool.used - used == parent.layout.open_nbytes  # nothing but an open group was taken
     third = parent.fork()
-    feed_and_export(child, other, more, [])  # the other goes another way first
-    first = feed_and_export(parent, data, more, [])
+    feed_and_export(child, other, more, list(blocks))  # the other goes another way first
+    first = feed_and_export(parent, data, more, list(blocks))
     if parent.rollback(before):
         assert states.equal_bits(snapshot, parent.export_snapshot())
-        assert same_outputs(first, feed_and_export(parent, data, more, []))
-    assert same_outputs(first, feed_and_export(third, data, more, []))
+        assert same_outputs(first, feed_and_export(parent, data, more, list(blocks)))
+    assert same_outputs(first, feed_and_export(third, data, more, list(blocks)))
     for sequence in (parent, child, third):
         sequence.release()
     assert 0 == pool.used
@@ -146,11 +153,62 @@ def test_a_windowed_lane_holds_only_what_its_window_touches():
     assert windowed.nbytes < full.nbytes / 2
 
 
+@pytest.mark.parametrize("n_before", [70, 200, 330])
+def test_a_windowed_fork_exports_whole_blocks(n_before):
+    """A fork's runs need not begin where blocks do; no group of a block is dropped before the block is exported."""
+    layers = [states.layer(0), states.layer(1, window=96)]
+    data = {layer.index: states.random_qkv(layer, 1000, layer.index) for layer in layers}
+    steps = [*[64] * 10, 1, 1]
+    whole, parent = (states.new_sequence(states.layout(*layers)) for _ in range(2))
+    blocks, fork_blocks = [], []
+    feed_and_export(whole, data, [n_before, *steps], blocks)
+    feed_and_export(parent, data, [n_before], fork_blocks)
+    child = parent.fork()
+    parent.release()
+    feed_and_export(child, data, steps, fork_blocks)
+    assert all(states.equal_bits(a, b) for a, b in zip(blocks, fork_blocks, strict=True))
+    for sequence in (whole, child):
+        sequence.close_turn()
+    tail = [sequence.export_block(len(blocks) * 4, sequence.n_groups % 4) for sequence in (whole, child)]
+    assert states.equal_bits(*tail)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    codec=CODECS,
+    n_tokens=st.integers(64, 900),
+    max_tokens=st.integers(1, 200),
+    window=st.sampled_from([40, 96, 300, 512]),
+)
+def test_an_idle_sequence_takes_what_capacity_says(codec, n_tokens, max_tokens, window):
+    """Restored, it has one open group and the blocks of its windows; a turn takes more, and gives all of it back."""
+    layers = [states.layer(0, heads=1), states.layer(1, heads=1, window=window)]
+    the_layout = states.layout(*layers, codec=codec)
+    data = {layer.index: states.random_qkv(layer, n_tokens + 1, layer.index) for layer in layers}
+    pool = Pool(10**9)
+    sequence, blocks = SequenceState(the_layout, pool), []
+    feed_and_export(sequence, data, [64] * (n_tokens // 64) + [n_tokens % 64] * (n_tokens % 64 > 0), blocks)
+    sequence.close_turn()
+    exported(sequence, blocks)
+    sequence.settle()
+    twin = restored(sequence, blocks, pool)
+    sequence.release()
+    told = capacity(the_layout.spec, memory_bytes=0, context=n_tokens, codec=codec)
+    first = 0 if told.first_nbytes else the_layout.exact_nbytes(the_layout.codec.n_exact)
+    assert pool.used == twin.nbytes == told.agent_nbytes_most + first
+    missing = twin.missing_nbytes(n_tokens + max_tokens)
+    twin.reserve(n_tokens + max_tokens)
+    assert pool.used == twin.nbytes == told.agent_nbytes_most + first + missing
+    assert 0 == twin.missing_nbytes(n_tokens + max_tokens)
+    twin.settle()
+    assert pool.used == twin.nbytes == told.agent_nbytes_most + first
+
+
 def test_a_reservation_that_does_not_fit_changes_nothing():
     """The budget is checked before a step, not during one."""
     layer = states.layer()
     the_layout = states.layout(layer)
-    sequence = states.new_sequence(the_layout, budget=the_layout.open_nbytes + 20_000)
+    sequence = states.new_sequence(the_layout, budget=the_layout.open_nbytes + the_layout.turn_nbytes + 20_000)
     used = sequence._pool.used
     with pytest.raises(MemoryBudgetError, match="evict or unpin"):
         sequence.reserve(10_000)

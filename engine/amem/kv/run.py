@@ -214,7 +214,12 @@ class Lane:
         return pieces
 
     def drop_before(self, position: int) -> None:
-        """Let go of runs that lie wholly before a position; only for windowed lanes."""
+        """Let go of runs that lie wholly before a position's block; only for windowed lanes.
+
+        A run need not begin where a block does (after a fork), and a block is stored when its last group is there: all
+        of its groups must be held until then.
+        """
+        position = position // (GROUP * BLOCK_GROUPS) * (GROUP * BLOCK_GROUPS)
         while self.spans and (self.spans[0].start_group + self.spans[0].n_groups) * GROUP <= position:
             span = self.spans[0]
             if span.n_groups < span.run.capacity and span is self.spans[-1]:

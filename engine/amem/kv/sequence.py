@@ -82,9 +82,13 @@ class StateLayout:
 
     @property
     def open_nbytes(self) -> int:
-        """Bytes that a sequence takes beside its runs: its open group and the one before it, first tokens, state."""
-        state = sum(layer.state_nbytes for layer in self.spec.recurrent)
-        return self.exact_nbytes(2 * GROUP + self.codec.n_exact) + state
+        """Bytes that a sequence takes beside its runs: its open group, first tokens, recurrent state."""
+        return self.exact_nbytes(GROUP + self.codec.n_exact) + self.spec.state_nbytes
+
+    @property
+    def turn_nbytes(self) -> int:
+        """Bytes that a running turn takes besides: the group before the open one; its checkpoint's group and state."""
+        return self.exact_nbytes(2 * GROUP) + self.spec.state_nbytes
 
 
 @dataclass
@@ -132,6 +136,7 @@ class SequenceState:
         self._pieces: list[list[Piece]] = []
         self._open = {slot: _OpenLayer() for slot in self._slots}
         self._fixed: Allocation = pool.allocate(layout.open_nbytes)
+        self._turn: Allocation | None = None  # while a turn runs
 
     @property
     def n_groups(self) -> int:
@@ -143,21 +148,36 @@ class SequenceState:
     @property
     def nbytes(self) -> int:
         """Bytes in memory; runs that a fork shares are counted here too."""
-        return self._fixed.nbytes + sum(lane.nbytes for lane in self.lanes)
+        turn = self._turn.nbytes if self._turn is not None else 0
+        return self._fixed.nbytes + turn + sum(lane.nbytes for lane in self.lanes)
 
     def reserve(self, n_tokens: int, chunk: int = 0) -> None:
-        """Make room for a sequence of this many tokens in all, prefilled in chunks of ``chunk``.
+        """Make room for a turn up to this many tokens in all, prefilled in chunks of ``chunk``; `settle` ends it.
 
         Raises
         ------
-            MemoryBudgetError: the budget does not have it.
+            MemoryBudgetError: the budget does not have it. Nothing has changed then.
         """
+        missing = self.missing_nbytes(n_tokens, chunk)
+        if missing > self._pool.free:
+            self._pool.allocate(missing)  # raises, with the figures
+        self._begin_turn()
         for lane in self.lanes:
             lane.reserve(self._groups_to_reserve(lane, n_tokens, chunk))
 
     def missing_nbytes(self, n_tokens: int, chunk: int = 0) -> int:
         """Bytes that `reserve` would allocate."""
-        return sum(lane.missing_nbytes(self._groups_to_reserve(lane, n_tokens, chunk)) for lane in self.lanes)
+        turn = self.layout.turn_nbytes if self._turn is None else 0
+        return turn + sum(lane.missing_nbytes(self._groups_to_reserve(lane, n_tokens, chunk)) for lane in self.lanes)
+
+    def _begin_turn(self) -> None:
+        if self._turn is None:
+            self._turn = self._pool.allocate(self.layout.turn_nbytes)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.release()
+            self._turn = None
 
     def _groups_to_reserve(self, lane: Lane, n_tokens: int, chunk: int) -> int:
         more = max(0, -(-n_tokens // GROUP) - lane.n_groups)
@@ -170,6 +190,7 @@ class SequenceState:
         """Give all memory back. The sequence cannot be used afterwards."""
         for lane in self.lanes:
             lane.release()
+        self._end_turn()
         self._fixed.release()
         self._open, self.recurrent = {}, {}
 
@@ -183,10 +204,14 @@ class SequenceState:
             MemoryBudgetError: no room was reserved and the budget has none.
         """
         n_sealed = (self._n_open + length - 1) // GROUP  # the last group stays open, even if it is full
+        self._begin_turn()
+        self._drop_unseen()
+        self._pieces = [lane.claim(n_sealed) if n_sealed else [] for lane in self.lanes]
+
+    def _drop_unseen(self) -> None:
         for lane in self.lanes:
             if lane.window is not None:
                 lane.drop_before(self.n_tokens - lane.window + 1)
-        self._pieces = [lane.claim(n_sealed) if n_sealed else [] for lane in self.lanes]
 
     def append(self, slot: int, k: mx.array, v: mx.array) -> LayerView:
         """Add a step's K and V ``[H, L, D]`` to one layer; gives what the step's queries see."""
@@ -261,6 +286,16 @@ class SequenceState:
         for held in self._open.values():
             held.before = None
 
+    def settle(self) -> None:
+        """Give back what only a running turn needs. What is to be stored of a turn must have been exported before."""
+        for held in self._open.values():
+            held.before = None
+        self._pieces = []
+        self._drop_unseen()
+        for lane in self.lanes:
+            lane.trim()
+        self._end_turn()
+
     def cut(self, n_tokens: int) -> bool:
         """Forget the tokens from ``n_tokens`` on. False (and nothing changes) where that is not possible.
 
@@ -320,7 +355,7 @@ class SequenceState:
         twin = SequenceState(self.layout, self._pool)
         twin.lanes = [lane.fork() for lane in self.lanes]
         twin.n_tokens, twin._n_open = self.n_tokens, self._n_open
-        twin._open = {slot: replace(held) for slot, held in self._open.items()}
+        twin._open = {slot: replace(held, before=None) for slot, held in self._open.items()}
         twin.recurrent = {slot: list(state) for slot, state in self.recurrent.items()}
         return twin
 
