@@ -1,218 +1,289 @@
-"""The command line: what the engine and the store can do, for a terminal and for scripts (``--json``)."""
+"""The command line: ``amem ask``, ``agents``, ``status``, ``verify``, ``capacity`` and the like."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from amem.errors import AmemError
+from amem.errors import AmemError, InputError
 from amem.sizes import format_size, parse_size
 
-_DEFAULT_STORE = "~/.amem"
+if TYPE_CHECKING:
+    from amem.model.spec import ModelCacheSpec
+    from amem.store import Store
 
-Command = Callable[[argparse.Namespace], int]
+FAILED = 1  #: exit code of an error that was told in one line; argparse's own for a wrong usage is 2
+INTERRUPTED = 130  #: what shells use for Ctrl-C
+
+DEFAULT_SPACE = "default"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; gives its exit code: 0, 1 for an error of amem's, 2 for wrong usage, 130 for Ctrl-C."""
+    """Run one command; gives its exit code.
+
+    Raises
+    ------
+        SystemExit: the usage is wrong (2), or help was asked for (0).
+    """
     options = _parser().parse_args(argv)
-    run: Command = options.run
     try:
-        return run(options)
+        code: int = options.run(options)
+        sys.stdout.flush()
     except AmemError as error:
-        print(f"amem: {error}", file=sys.stderr)
-        return 1
+        sys.stderr.write(f"amem: {' '.join(str(error).split())}\n")
+        return FAILED
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # else the interpreter complains when it flushes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        sys.stderr.write("\namem: interrupted; nothing that was saved is lost.\n")
+        return INTERRUPTED
+    return code
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="amem", description="Agents that keep their attention state.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="write JSON")
+    stored = argparse.ArgumentParser(add_help=False, parents=[common])
+    stored.add_argument("--store", metavar="FOLDER", help="folder of all agents (default: $AMEM_STORE, else ~/.amem)")
+    stored.add_argument("--space", help=f'space of the agents (default: "{DEFAULT_SPACE}"; lists show all)')
+    loaded = argparse.ArgumentParser(add_help=False)
+    loaded.add_argument("--model", help="name, folder or hub id (default: $AMEM_MODEL, else smollm2-135m)")
 
-    def command(name: str, run: Command, text: str, *, store: bool = True) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(run=run)
-        sub.add_argument("--json", action="store_true", help="print JSON")
-        if store:
-            sub.add_argument(
-                "--store", default=os.environ.get("AMEM_STORE") or _DEFAULT_STORE, help="folder of the agents"
-            )
-            sub.add_argument("--space", default="default", help="agents of other spaces are not seen")
-        return sub
+    def command(name: str, run: Any, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", parents=list(parents))
+        made.set_defaults(run=run)
+        return made
 
-    ask = command("ask", _ask, "Send a message to an agent.")
-    ask.add_argument("name")
-    ask.add_argument("text")
-    ask.add_argument("--model", help="bundled name, folder or hub id")
-    ask.add_argument("--codec", default="auto")
-    ask.add_argument("--memory", help="most that hot K/V may take, e.g. 2GB")
-    ask.add_argument("--system", help="system text of a new agent")
-    ask.add_argument("--max-tokens", type=int, default=512)
-    ask.add_argument("--temperature", type=float, default=0.0)
-    ask.add_argument("--top-p", type=float, default=1.0)
-    ask.add_argument("--seed", type=int)
-    ask.add_argument("--stop", action="append", default=[], help="text at which the reply ends; may be repeated")
-    command("agents", _agents, "List the agents of a space.")
-    command("status", _status, "Show what the store holds.")
-    check = command("verify", _verify, "Check every stored byte against its checksum.")
-    check.add_argument("--repair", action="store_true", help="set aside what is damaged")
-    command("delete", _delete, "Delete an agent with all of its text and state.").add_argument("name")
-    export = command("export", _export, "Write an agent into one file.")
-    export.add_argument("name")
-    export.add_argument("file", type=Path)
-    bring = command("import", _import, "Read an agent from an exported file.")
-    bring.add_argument("file", type=Path)
-    bring.add_argument("--name", help="another name than the one it was exported with")
-    command("models", _models, "List the models that need no download.", store=False)
-    fit = command("capacity", _capacity, "Tell how many agents fit into a memory.", store=False)
-    fit.add_argument("model", nargs="?", help="bundled name, folder or hub id; default: the geometries of the paper")
-    fit.add_argument(
-        "--geometry", action="append", default=[], metavar="NAME", help="a model's shape, without the model"
+    ask = command("ask", _ask, "send a message to an agent and write its reply", stored, loaded)
+    ask.add_argument("name", metavar="NAME")
+    ask.add_argument("text", metavar="TEXT", help='the message; "-" reads it from standard input')
+    ask.add_argument("--system", metavar="TEXT", help="system text, with which its conversation starts")
+    ask.add_argument("--max-tokens", type=int, default=512, metavar="N", help="the most tokens to generate")
+    ask.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token")
+    ask.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample from this much of the probability")
+    ask.add_argument("--seed", type=_seed, metavar="N", help='of the sampling, or "random" (default: from the request)')
+    ask.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
+    ask.add_argument("--memory", metavar="SIZE", help="the most that K and V may take in memory, e.g. 2GB")
+
+    command("agents", _agents, "list the agents of a store", stored)
+    command("status", _status, "show a store, or with --model the engine on it", stored, loaded)
+    verify = command("verify", _verify, "check every stored byte against its checksum", stored)
+    verify.add_argument("--repair", action="store_true", help="set damaged files aside and rebuild what can be rebuilt")
+    delete = command("delete", _delete, "delete an agent, its transcript and every stored byte of it", stored)
+    delete.add_argument("name", metavar="NAME")
+    export = command("export", _export, "write an agent to one file", stored)
+    export.add_argument("name", metavar="NAME")
+    export.add_argument("file", metavar="FILE", type=Path)
+    imported = command("import", _import, "make an agent of an exported file", stored)
+    imported.add_argument("file", metavar="FILE", type=Path)
+    imported.add_argument("--name", help="its name here (default: the exported one)")
+    command("models", _models, "list the models that need no download", common)
+
+    capacity = command("capacity", _capacity, "tell how many agents a memory holds", common)
+    which = capacity.add_mutually_exclusive_group()
+    which.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a model to load and ask (default: the three of the paper)"
     )
-    fit.add_argument("--memory", default="10.2GiB", help="such as 16GB or 10.2GiB (default: %(default)s)")
-    fit.add_argument("--context", type=int, action="append", metavar="TOKENS", help="may be repeated")
+    which.add_argument("--geometry", action="append", metavar="NAME", help="a well-known model's; may be repeated")
+    capacity.add_argument("--memory", required=True, metavar="SIZE", help="for example 10.2GiB")
+    capacity.add_argument("--context", type=int, nargs="+", metavar="TOKENS", help="of each agent (default: 4K to 32K)")
     return parser
 
 
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, default=str))
+def _seed(text: str) -> int | Literal["random"]:
+    return "random" if text == "random" else int(text)
+
+
+def _write(options: argparse.Namespace, data: object, text: str) -> None:
+    sys.stdout.write((json.dumps(data, indent=1, default=str) if options.json else text) + "\n")
+
+
+# -- with a model ------------------------------------------------------------------------------------------------------
+
+
+def _progress(sentence: str) -> None:
+    sys.stderr.write(sentence + "\n")
 
 
 def _ask(options: argparse.Namespace) -> int:
-    from amem.engine import Engine
+    from amem import Engine
 
+    text = sys.stdin.read() if options.text == "-" else options.text
+    reply = None
     with Engine(
-        options.model, options.store, space=options.space, memory=options.memory, codec=options.codec
+        options.model,
+        options.store,
+        space=options.space or DEFAULT_SPACE,
+        memory=options.memory,
+        progress=_progress,
     ) as engine:
         events = engine.agent(options.name).stream(
-            options.text,
+            text,
+            system=options.system,
             max_tokens=options.max_tokens,
             temperature=options.temperature,
             top_p=options.top_p,
             seed=options.seed,
             stop=options.stop,
-            system=options.system,
         )
         for event in events:
-            if event.reply is not None and options.json:
-                _print_json(event.reply.to_dict())
-            elif not options.json:
-                print(event.text, end="\n" if event.reply is not None else "", flush=True)
-    return 0
-
-
-def _open_store(options: argparse.Namespace) -> Any:
-    from amem.store import Store
-
-    return Store(Path(options.store))
-
-
-def _agents(options: argparse.Namespace) -> int:
-    with _open_store(options) as store:
-        entries = store.agents(options.space)
-    if options.json:
-        _print_json([asdict(entry) for entry in entries])
-        return 0
-    width = max((len(entry.name) for entry in entries), default=0)
-    for entry in entries:
-        print(f"{entry.name:{width}}  {entry.n_turns:>5} turns  {format_size(entry.nbytes):>8}")
+            reply = event.reply or reply
+            if not options.json and event.text:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+    assert reply is not None
+    for note in reply.metrics.notes:
+        _progress(note)
+    _write(options, reply.to_dict(), "")
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
-    with _open_store(options) as store:
-        entries, nbytes = store.agents(), store.disk_bytes
-        reports = list(store.reports)
-    spaces = sorted({entry.space for entry in entries})
-    if options.json:
-        _print_json({"store": options.store, "disk_bytes": nbytes, "agents": len(entries), "spaces": spaces,
-                     "reports": reports})  # fmt: skip
-        return 0
-    print(f"store {options.store}: {len(entries)} agents in {len(spaces)} spaces, {format_size(nbytes)}")
-    for report in reports:
-        print(report)
+    if options.model is None:
+        return _store_status(options)
+    from amem import Engine
+
+    with Engine(options.model, options.store, space=options.space or DEFAULT_SPACE, progress=_progress) as engine:
+        status = engine.status()
+    lines = [
+        f"model    {status.model} ({status.model_path})",
+        f"codec    {status.codec}; attention {status.attention} on {status.device}",
+        f"memory   {format_size(status.hot_bytes)} of {format_size(status.memory_budget)}",
+        f"store    {status.store}: {format_size(status.disk_bytes)} of {format_size(status.disk_quota)}",
+        f"agents   {len(status.agents)} in space {status.space!r}",
+        *(f"  {a.name}: {a.residency}, {a.n_tokens} tokens, {a.n_turns} turns" for a in status.agents),
+        *(f"warning  {warning}" for warning in status.warnings),
+    ]
+    _write(options, status.to_dict(), "\n".join(lines))
+    return 0
+
+
+# -- the store alone ---------------------------------------------------------------------------------------------------
+
+
+def _root(options: argparse.Namespace) -> Path:
+    from amem.engine import DEFAULT_STORE
+
+    return Path(options.store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
+
+
+def _store(options: argparse.Namespace) -> Store:
+    """The store, which must be there already."""
+    from amem.store import Store
+
+    root = _root(options)
+    if not root.is_dir():
+        raise InputError(f"there is no store at {root}: name its folder with --store.")
+    return Store(root)
+
+
+def _agents(options: argparse.Namespace) -> int:
+    with _store(options) as store:
+        entries = store.agents(options.space)
+    table = [("name", "space", "turns", "bytes")]
+    table += [(entry.name, entry.space, str(entry.n_turns), format_size(entry.nbytes)) for entry in entries]
+    _write(options, [asdict(entry) for entry in entries], _columns(table) if entries else "no agents yet")
+    return 0
+
+
+def _store_status(options: argparse.Namespace) -> int:
+    with _store(options) as store:
+        entries = store.agents(options.space)
+        status = {
+            "store": str(store.root),
+            "space": options.space,
+            "disk_bytes": store.disk_bytes,
+            "agents": [asdict(entry) for entry in entries],
+            "reports": list(store.reports),
+        }
+        lines = [f"store    {store.root}: {format_size(store.disk_bytes)}", f"agents   {len(entries)}", *store.reports]
+    _write(options, status, "\n".join(lines))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
     from amem.store import verify
 
-    with _open_store(options) as store:
+    with _store(options) as store:
         report = verify(store, repair=options.repair)
-    if options.json:
-        _print_json(asdict(report) | {"clean": report.clean})
-    else:
-        for problem in report.problems:
-            print(problem)
-        outcome = "all sound" if report.clean else f"{len(report.problems)} problems"
-        print(f"{report.agents} agents, {report.blocks} blocks, {format_size(report.nbytes)}: {outcome}")
-    return 0 if report.clean or options.repair else 1
+        reports = list(store.reports)
+    counted = f"{report.agents} agents, {report.blocks} blocks, {report.snapshots} snapshots"
+    lines = [
+        *report.problems,
+        *reports,
+        *(f"skipped: {reason}" for reason in report.skipped),
+        f"{counted}, {format_size(report.nbytes)} read: {_verdict(report.problems, repaired=report.repaired)}",
+    ]
+    _write(options, asdict(report) | {"clean": report.clean, "reports": reports}, "\n".join(lines))
+    return 0 if report.clean else FAILED
+
+
+def _verdict(problems: Sequence[str], *, repaired: bool) -> str:
+    if not problems:
+        return "all as it was written"
+    return f"{len(problems)} problems, " + ("repaired" if repaired else "not repaired (--repair does)")
 
 
 def _delete(options: argparse.Namespace) -> int:
-    with _open_store(options) as store:
-        gone = store.delete(options.name, options.space)
-    if options.json:
-        _print_json(asdict(gone))
-        return 0
-    shared = f"; {gone.n_shared} of its files live on in forks" if gone.n_shared else ""
-    print(f"deleted {options.name}: {format_size(gone.nbytes)}{shared}")
+    with _store(options) as store:
+        deleted = store.delete(options.name, options.space or DEFAULT_SPACE)
+    text = f"deleted {options.name!r}: {format_size(deleted.nbytes)}"
+    if deleted.n_shared:
+        text += f"; {deleted.n_shared} block files live on in agents that share them"
+    _write(options, asdict(deleted), text)
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
     from amem.store import export_agent
 
-    with _open_store(options) as store, store.open(options.name, options.space, create=False) as agent:
+    with _store(options) as store, store.open(options.name, options.space or DEFAULT_SPACE, create=False) as agent:
         nbytes = export_agent(agent, options.file)
-    if options.json:
-        _print_json({"file": str(options.file), "nbytes": nbytes})
-    else:
-        print(f"exported {options.name} to {options.file}: {format_size(nbytes)}")
+    _write(
+        options,
+        {"name": options.name, "file": str(options.file), "nbytes": nbytes},
+        f"exported {options.name!r} to {options.file}: {format_size(nbytes)}",
+    )
     return 0
 
 
 def _import(options: argparse.Namespace) -> int:
-    from amem.store import import_agent
+    from amem.store import Store, import_agent
 
     with (
-        _open_store(options) as store,
+        Store(_root(options)) as store,
         import_agent(store, options.file, name=options.name, space=options.space) as agent,
     ):
-        found: dict[str, Any] = {
-            "name": agent.name,
-            "space": agent.space,
-            "turns": len(agent.turns()),
-            "nbytes": agent.nbytes,
-        }
-    if options.json:
-        _print_json(found)
-    else:
-        print(f"imported {found['name']}: {found['turns']} turns, {format_size(found['nbytes'])}")
+        name, space, nbytes = agent.name, agent.space, agent.nbytes
+    text = f"imported {name!r} into space {space!r}: {format_size(nbytes)}"
+    _write(options, {"name": name, "space": space, "nbytes": nbytes}, text)
     return 0
+
+
+# -- models and sizes --------------------------------------------------------------------------------------------------
 
 
 def _models(options: argparse.Namespace) -> int:
     from amem.model.load import models
 
-    found = models()
-    if options.json:
-        _print_json([asdict(info) for info in found])
-        return 0
-    for info in found:
-        print(
-            f"{info.name:<50} {info.source:<10} {format_size(info.nbytes):>8}{'' if info.path else '  (to download)'}"
-        )
+    infos = models()
+    table = [("name", "source", "bytes", "folder")]
+    table += [(i.name, i.source, format_size(i.nbytes), str(i.path or "fetched when first used")) for i in infos]
+    _write(options, [asdict(info) for info in infos], _columns(table))
     return 0
 
 
@@ -221,21 +292,30 @@ def _capacity(options: argparse.Namespace) -> int:
     from amem.model.geometry import PAPER_GEOMETRIES, geometry
 
     memory = parse_size(options.memory)
-    names = options.geometry or ([] if options.model else PAPER_GEOMETRIES)
-    specs = {name: geometry(name) for name in names}
+    if options.context and min(options.context) < 1:
+        raise InputError("a context has at least one token.")
     if options.model:
-        from amem.model.load import load
-        from amem.run.checked import checked_spec
-
-        loaded = load(options.model)
-        specs[loaded.name] = checked_spec(loaded.model, loaded.fingerprint)
-    rows = capacity_table(specs, memory_bytes=memory, contexts=options.context or CONTEXTS)
-    if options.json:
-        _print_json([asdict(row) for row in rows])
+        specs = {options.model: _spec(options.model)}
     else:
-        print(f"Agents in {format_size(memory)}; in brackets with the open group at its average.")
-        print(format_table(rows))
+        specs = {name: geometry(name) for name in options.geometry or PAPER_GEOMETRIES}
+    rows = capacity_table(specs, memory_bytes=memory, contexts=options.context or CONTEXTS)
+    _write(options, [row.to_dict() for row in rows], format_table(rows))
     return 0
+
+
+def _spec(model: str) -> ModelCacheSpec:
+    """What a model caches, by loading it and asking."""
+    from amem.model.load import load
+    from amem.run.checked import checked_spec
+
+    loaded = load(model, progress=_progress)
+    return checked_spec(loaded.model, loaded.fingerprint, _progress)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 if __name__ == "__main__":

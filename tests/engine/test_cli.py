@@ -1,111 +1,199 @@
-"""The command line, called in this process."""
+"""The command line: what it writes, its exit codes, and that lists need no model."""
 
+import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from amem import Engine, cli, engine
 from amem.cli import main
 
 
-@pytest.fixture
-def cli(tmp_path, capsys):
-    """Runs a command on a store of its own: exit code, output, errors."""
+@pytest.fixture(scope="module")
+def filled(tiny_model_path, tmp_path_factory):
+    """A store with a planner in the default space and a critic in another. Tests that change it make their own."""
+    root = tmp_path_factory.mktemp("cli") / "store"
+    assert 0 == main(["ask", "planner", "Hello.", *asked(tiny_model_path, root), "--max-tokens", "70"])
+    assert 0 == main(["ask", "critic", "Hello.", *asked(tiny_model_path, root), "--space", "other"])
+    return root
 
-    def run(*words, store=True):
-        code = main([*map(str, words), *(["--store", str(tmp_path / "store")] if store else [])])
-        out, err = capsys.readouterr()
-        return code, out, err
+
+def asked(model, root):
+    return ["--model", str(model), "--store", str(root), "--memory", "100MB", "--max-tokens", "5"]
+
+
+def told(capsys, *argv):
+    """What a command that succeeds writes, as JSON."""
+    assert 0 == main([*argv, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading a model fails."""
+
+    def refuse(*_args, **_options):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("amem.model.load.load", refuse)
+    monkeypatch.setattr(engine.Engine, "__init__", refuse)
+
+
+def test_ask_streams_the_reply_and_goes_on_where_it_was(tiny_model_path, tmp_path, capsys):
+    """The text that is streamed is the reply's; the next process, so to say, finds the turn."""
+    options = asked(tiny_model_path, tmp_path / "store")
+    assert 0 == main(["ask", "planner", "Hello.", "--system", "Be brief.", *options])
+    streamed = capsys.readouterr().out
+    reply = told(capsys, "ask", "planner", "And then?", *options)
+    assert "EXTEND" == reply["metrics"]["match"]
+    assert 5 >= len(reply["token_ids"])
+    with Engine(tiny_model_path, tmp_path / "store", memory="100MB") as opened:
+        first, second = opened.agent("planner").turns
+        assert "Be brief." == opened.agent("planner").system
+    assert streamed == first.reply + "\n"
+    assert reply["text"] == second.reply
+
+
+def test_ask_reads_standard_input_and_passes_the_sampling_on(tiny_model_path, tmp_path, capsys, monkeypatch):
+    """A dash stands for the input; a seed makes the reply repeat itself."""
+    options = [*asked(tiny_model_path, tmp_path / "store"), "--temperature", "1.5", "--seed", "7", "--top-p", "0.9"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Tell me."))
+    from_input = told(capsys, "ask", "a", "-", *options)
+    assert from_input["text"] == told(capsys, "ask", "b", "Tell me.", *options)["text"]
+
+
+def test_lists_need_no_model(filled, capsys, no_model):
+    """Agents of all spaces or of one, and the store's figures."""
+    assert {"planner", "critic"} == {entry["name"] for entry in told(capsys, "agents", "--store", str(filled))}
+    [critic] = told(capsys, "agents", "--store", str(filled), "--space", "other")
+    assert ("critic", 1) == (critic["name"], critic["n_turns"])
+    status = told(capsys, "status", "--store", str(filled))
+    assert 2 == len(status["agents"])
+    assert status["disk_bytes"] > 0
+    assert 0 == main(["agents", "--store", str(filled)])
+    assert "planner" in capsys.readouterr().out
+
+
+def test_status_with_a_model_is_the_engines(filled, tiny_model_path, capsys):
+    """The same figures as Engine.status."""
+    status = told(capsys, "status", "--store", str(filled), "--model", str(tiny_model_path))
+    assert ["planner"] == [agent["name"] for agent in status["agents"]]
+    assert "q4" == status["codec"]
+
+
+def test_the_store_can_be_named_by_the_environment(filled, capsys, monkeypatch, no_model):
+    """AMEM_STORE sets the default."""
+    monkeypatch.setenv("AMEM_STORE", str(filled))
+    assert 2 == len(told(capsys, "agents"))
+
+
+def test_verify_fails_on_damage_until_it_is_repaired(tiny_model_path, tmp_path, capsys):
+    """A flipped bit is named with exit code 1; --repair sets it aside."""
+    root = tmp_path / "store"
+    assert 0 == main(["ask", "planner", "Hello.", *asked(tiny_model_path, root)])
+    capsys.readouterr()
+    assert told(capsys, "verify", "--store", str(root))["clean"]
+    file = max(root.glob("agents/*/*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert 1 == main(["verify", "--store", str(root)])
+    assert "is damaged" in capsys.readouterr().out
+    assert told(capsys, "verify", "--repair", "--store", str(root))["repaired"]
+    assert told(capsys, "verify", "--store", str(root))["clean"]
+
+
+def test_an_agent_moves_as_one_file_and_is_deleted(filled, tmp_path, capsys, no_model):
+    """Export, import under another name, delete; what is not there is an error in one line."""
+    file, other = str(tmp_path / "planner.amem"), str(tmp_path / "other")
+    assert told(capsys, "export", "planner", file, "--store", str(filled))["nbytes"] > 0
+    moved = told(capsys, "import", file, "--store", other, "--name", "moved", "--space", "s")
+    assert ("moved", "s") == (moved["name"], moved["space"])
+    assert told(capsys, "delete", "moved", "--store", other, "--space", "s")["nbytes"] > 0
+    assert [] == told(capsys, "agents", "--store", other)
+    for argv in (
+        ["delete", "moved", "--store", other, "--space", "s"],
+        ["export", "planner", file, "--store", str(filled)],
+        ["import", str(tmp_path / "none"), "--store", other],
+        ["agents", "--store", str(tmp_path / "none")],
+        ["capacity", "--memory", "lots"],
+        ["capacity", "--memory", "1GB", "--context", "0"],
+        ["capacity", "--memory", "1GB", "--geometry", "llama-3-8b"],
+    ):
+        assert 1 == main(argv)
+        said = capsys.readouterr()
+        assert "" == said.out
+        assert said.err.startswith("amem: ")
+        assert 1 == said.err.count("\n")
+
+
+def test_a_refused_message_is_one_line_and_leaves_no_turn(tiny_model_path, tmp_path, capsys):
+    """Input errors of the engine end with exit code 1."""
+    assert 1 == main(["ask", "planner", " ", *asked(tiny_model_path, tmp_path / "store")])
+    assert "the message is empty" in capsys.readouterr().err
+
+
+def test_capacity_counts_geometries_without_a_model(capsys, no_model):
+    """Gemma 3 12B at 8K in the paper's memory: 40 agents, and 12 by the paper's count."""
+    rows = told(
+        capsys, "capacity", "--geometry", "gemma-3-12b", "--geometry", "llama-3.1-8b", "--memory", "10.2GiB",
+        "--context", "8192",
+    )  # fmt: skip
+    assert 6 == len(rows)
+    assert ("gemma-3-12b", "q4", 40, 12) == tuple(rows[0][key] for key in ("model", "codec", "agents", "paper_agents"))
+    assert 0 == main(["capacity", "--memory", "10.2GiB"])
+    assert 2 + 3 * 4 * 3 == len(capsys.readouterr().out.splitlines())
+
+
+def test_capacity_of_a_model_is_asked_of_the_model(tiny_model_path, capsys):
+    """Two layers, two heads of 32, float32: an open group of 64 tokens is in the figure."""
+    [row, *_] = told(capsys, "capacity", str(tiny_model_path), "--memory", "1GB", "--context", "63")
+    assert 64 * 2 * 2 * 64 * 4 == row["agent_nbytes_most"]
+
+
+def test_models_name_the_bundled_one(capsys):
+    """It is listed whether it is there or not."""
+    assert "smollm2-135m" == told(capsys, "models")[0]["name"]
+
+
+@pytest.mark.parametrize("argv", [[], ["asks"], ["ask", "planner"], ["capacity"], ["ask", "a", "b", "--seed", "x"]])
+def test_a_wrong_usage_ends_with_2(argv, capsys):
+    """As argparse has it."""
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert 2 == ended.value.code
+
+
+def test_an_interrupt_and_a_closed_pipe_end_quietly(filled, capsys, monkeypatch):
+    """Exit codes 130 and 1, and no traceback."""
+    monkeypatch.setattr(cli, "_store", raising(KeyboardInterrupt))
+    assert 130 == main(["agents"])
+    assert "interrupted" in capsys.readouterr().err
+    monkeypatch.undo()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "amem.cli", "agents", "--store", str(filled)],
+            stdout=pipe, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (1, "") == (done.returncode, done.stderr)
+
+
+def raising(error):
+    def run(*_args):
+        raise error
 
     return run
 
 
-@pytest.fixture
-def asked(cli, tiny_model_path):
-    assert (
-        0
-        == cli("ask", "planner", "Hello there.", "--model", tiny_model_path, "--max-tokens", 5, "--memory", "100MB")[0]
+def test_help_and_lists_bring_no_mlx(filled):
+    """`amem --help` and lists are quick: MLX is imported with a model only."""
+    code = (
+        "import sys\nfrom amem.cli import main\n"
+        f"main(['agents', '--store', {str(filled)!r}])\nassert 'mlx.core' not in sys.modules"
     )
-
-
-def test_ask_prints_the_reply_and_json_all_of_it(cli, tiny_model_path, asked):
-    """The second message goes on from what the first process left on disk."""
-    code, out, _ = cli("ask", "planner", "More.", "--model", tiny_model_path, "--max-tokens", 5, "--json")
-    assert 0 == code
-    assert "EXTEND" == json.loads(out)["metrics"]["match"]
-
-
-def test_the_store_is_shown_without_a_model(cli, asked):
-    """agents, status and verify read the store alone."""
-    assert "planner" in cli("agents")[1]
-    assert 1 == json.loads(cli("agents", "--json")[1])[0]["n_turns"]
-    assert [] == json.loads(cli("agents", "--space", "other", "--json")[1])
-    assert 1 == json.loads(cli("status", "--json")[1])["agents"]
-    assert "1 agents in 1 spaces" in cli("status")[1]
-    assert "all sound" in cli("verify")[1]
-    assert json.loads(cli("verify", "--json")[1])["clean"]
-
-
-def test_damage_is_found(cli, asked, tmp_path):
-    """Verify names it and fails; --repair sets it aside."""
-    victim = next(tmp_path.glob("store/agents/*/*.safetensors"))
-    data = bytearray(victim.read_bytes())
-    data[-1] ^= 1
-    victim.write_bytes(data)
-    code, out, _ = cli("verify")
-    assert 1 == code
-    assert victim.stem in out
-    assert 0 == cli("verify", "--repair")[0]
-    assert 0 == cli("verify")[0]
-
-
-def test_an_agent_can_be_carried_off_and_deleted(cli, asked, tmp_path):
-    """Export, delete, import under another name."""
-    file = tmp_path / "planner.amem"
-    assert 0 == cli("export", "planner", file)[0]
-    assert 0 == cli("delete", "planner")[0]
-    assert [] == json.loads(cli("agents", "--json")[1])
-    assert 0 == cli("import", file, "--name", "other")[0]
-    assert "other" == json.loads(cli("agents", "--json")[1])[0]["name"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("delete", "nobody"),
-        ("export", "nobody", "file"),
-        ("import", "missing-file"),
-        ("ask", "planner", " ", "--model", "no-such-model"),
-        ("ask", "planner", "Hi", "--memory", "plenty"),
-    ],
-)
-def test_errors_are_one_line(cli, words):
-    """And end with exit code 1, without a traceback."""
-    code, _, err = cli(*words)
-    assert 1 == code
-    assert err.startswith("amem: ")
-    assert 1 == err.count("\n")
-
-
-def test_wrong_usage_ends_with_2(cli):
-    """Argparse says what was expected."""
-    with pytest.raises(SystemExit) as ended:
-        cli("fly")
-    assert 2 == ended.value.code
-
-
-def test_capacity_counts_for_geometries_and_for_a_model(cli, tiny_model_path):
-    """The paper's models by default; any other by name."""
-    code, out, _ = cli("capacity", "--json", store=False)
-    assert 0 == code
-    assert {"gemma-3-12b", "deepseek-coder-v2-lite", "llama-3.1-8b"} == {row["model"] for row in json.loads(out)}
-    one = cli("capacity", "--geometry", "llama-3.1-8b", "--memory", "16GB", "--context", 8192, store=False)[1]
-    assert "gemma" not in one
-    rows = json.loads(cli("capacity", tiny_model_path, "--memory", "1GB", "--json", store=False)[1])
-    assert all(row["agents"] > 0 for row in rows)
-    assert 1 == cli("capacity", "--memory", "none", store=False)[0]
-    assert 1 == cli("capacity", "--geometry", "gpt-9", store=False)[0]
-
-
-def test_models_are_listed(cli):
-    """The bundled one in any case."""
-    assert "smollm2-135m" in cli("models", store=False)[1]
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
