@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from amem_jupyter.completion import Completion
 from amem_jupyter.errors import is_refusal
+from amem_jupyter.firstline import lift_magic
 from amem_jupyter.magics import AmemMagics
 
 BUNDLED = "smollm2-135m"
@@ -25,6 +26,7 @@ def attach(shell: InteractiveShell) -> None:
     magics.cells.attach()
     completion = Completion(shell, lambda kind: names_of(magics, kind))
     completion.attach()
+    shell.input_transformers_cleanup.append(lift_magic)
     _attached[shell] = (magics, completion)
 
 
@@ -34,6 +36,7 @@ def detach(shell: InteractiveShell) -> None:
         return
     magics, completion = _attached.pop(shell)
     completion.detach()
+    shell.input_transformers_cleanup.remove(lift_magic)
     magics.cells.detach()
     magics.maps.forget()
     manager = shell.magics_manager

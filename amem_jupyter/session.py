@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from amem_jupyter.errors import is_refusal
 from amem_jupyter.markup import duration
 from amem_jupyter.parse import nearest
 from amem_jupyter.protocol import AgentLike, EngineLike
@@ -75,10 +76,8 @@ class Session:
         old, self.engine, self.opened_with = self.engine, engine, wanted
         if old is not None:
             old.close()
-        status = engine.status()
-        blas = f" · {status.blas}" if status.blas else ""
         took = duration((time.perf_counter() - began) * 1000)
-        tell(f"{status.model} loaded in {took} · {status.codec} · {status.device}, {status.attention} attention{blas}")
+        tell(_loaded(engine, name, took))
         return engine
 
     def close(self) -> bool:
@@ -88,6 +87,18 @@ class Session:
             return False
         engine.close()
         return True
+
+
+def _loaded(engine: EngineLike, name: str, took: str) -> str:
+    """What was loaded, and on what; in short if an agent that another kernel holds keeps the engine from telling."""
+    try:
+        status = engine.status()
+    except Exception as error:
+        if is_refusal(error):
+            return f"{name} loaded in {took}"
+        raise
+    blas = f" · {status.blas}" if status.blas else ""
+    return f"{status.model} loaded in {took} · {status.codec} · {status.device}, {status.attention} attention{blas}"
 
 
 def existing_agent(engine: EngineLike, name: str) -> AgentLike:

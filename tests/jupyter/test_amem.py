@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from amem.errors import AgentLocked
 from amem.results import Residency
 
 
@@ -127,6 +128,20 @@ def test_loading_tells_how_it_goes(notebook):
     assert told[-1].startswith("scripted-1m loaded in ")
     assert "OpenBLAS" in told[-1]
     assert len(notebook.shown) == 1
+
+
+def test_an_agent_that_another_kernel_holds_does_not_stop_the_loading(notebook, script, monkeypatch):
+    """It is in the way when it is asked, not before."""
+    from tests.jupyter.scripted import ScriptedEngine
+
+    def status(_engine):
+        raise AgentLocked("agent 'a' is in use by process 1")
+
+    monkeypatch.setattr(ScriptedEngine, "status", status)
+    assert notebook.run("%amem load").success
+    assert "loaded in" in notebook.text
+    assert notebook.run("%agent planner Hi").success
+    assert notebook.fails("%amem status").startswith("UsageError: agent 'a' is in use")
 
 
 def test_release_closes_the_engine_and_the_next_use_opens_one_with_the_same_choice(notebook, script):

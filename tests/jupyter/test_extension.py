@@ -18,6 +18,10 @@ def matchers(shell):
     return [matcher for matcher in shell.Completer.custom_matchers if "amem" in matcher.__module__]
 
 
+def transformers(shell):
+    return [one for one in shell.input_transformers_cleanup if "amem" in one.__module__]
+
+
 def configurables(shell):
     return [one for one in shell.configurables if type(one).__name__ == "AmemMagics"]
 
@@ -30,6 +34,7 @@ def test_loading_three_times_leaves_one_of_each(notebook):
     assert len(hooks(notebook.shell)) == 2
     assert len(matchers(notebook.shell)) == 1
     assert len(configurables(notebook.shell)) == 1
+    assert len(transformers(notebook.shell)) == 1
 
 
 def test_the_engine_survives_a_reload(notebook, script):
@@ -51,6 +56,7 @@ def test_unloading_takes_all_out(notebook):
     assert hooks(notebook.shell) == []
     assert matchers(notebook.shell) == []
     assert configurables(notebook.shell) == []
+    assert transformers(notebook.shell) == []
     assert notebook.shell.find_cell_magic("agent") is None
     assert notebook.shell.find_line_magic("amem") is None
     amem_jupyter.unload_ipython_extension(notebook.shell)
