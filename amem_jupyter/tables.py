@@ -139,7 +139,8 @@ def tree_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
     with_child = {turn.parent for turn in turns if turn.on_head_path}
     for indent, turn in _lines(turns):
         here = "  ← here" if turn.on_head_path and turn.id not in with_child else ""
-        after = f"  (after {turn.parent})" if indent and turn.parent != above and turn.parent is not None else ""
+        left = "from the start" if turn.parent is None else f"after {turn.parent}"
+        after = f"  ({left})" if indent and turn.parent != above else ""
         line = f"{'   ' * indent}{'●' if turn.on_head_path else '○'} {turn.id}  {excerpt(turn.prompt)}{after}{here}"
         above = turn.id
         plain.append(line)

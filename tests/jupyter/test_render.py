@@ -273,6 +273,17 @@ def test_a_tree_keeps_the_head_path_straight():
     ]
 
 
+def test_a_tree_may_have_several_beginnings():
+    """A first cell that was edited and run again."""
+    turns = [turn(1, None, on=False), turn(2, 1, on=False), turn(3, None, on=True)]
+    assert tree_picture("planner", turns).text.splitlines() == [
+        "planner",
+        "● 3  hi  ← here",
+        "   ○ 1  hi  (from the start)",
+        "   ○ 2  hi",
+    ]
+
+
 def test_a_long_tree_needs_no_deep_stack():
     """A thousand turns in a row are drawn."""
     turns = [turn(1, None, on=True), *(turn(n, n - 1, on=True) for n in range(2, 3000))]
