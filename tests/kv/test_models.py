@@ -22,7 +22,7 @@ KL = 1e-3
 #: A batch that grows and shrinks: prompt, chunks, and the steps in which each sequence decodes.
 RAGGED = [(0, [], range(5)), (70, [64, 6], range(1, 4)), (150, [17, 128, 5], range(3))]
 
-few = settings(deadline=None, max_examples=3, derandomize=True)
+few = settings(deadline=None, max_examples=2, derandomize=True)
 every_architecture = pytest.mark.parametrize("name", CARRIED)
 
 
@@ -131,7 +131,7 @@ def test_no_bit_of_a_sequence_depends_on_its_neighbours(name):
 
 
 @every_architecture
-@pytest.mark.parametrize("codec", ["q4", "q4-affine", "fp16"])
+@pytest.mark.parametrize("codec", ["q4", "fp16"])
 def test_the_pool_covers_every_array_that_is_held(name, codec):
     """Groups take what the spec says; at each step of two turns all arrays fit what was allocated, and no more comes."""
     chunk, ids = 128, models.token_ids(600, 0)
@@ -165,7 +165,7 @@ def test_a_windowed_model_holds_what_its_windows_touch(name):
     """Whole blocks from the one that the next token's window begins in; full layers hold everything."""
     the_layout = models.layout(name, "q4")
     one = Conversation(name, the_layout, Pool(10**9), models.token_ids(900, 0))
-    for n_tokens in (256, 300, 350, 600, 860):
+    for n_tokens in (256, 300, 600):
         one.prefill([n_tokens - one.state.n_tokens])
         one.end_turn()
         for lane, group in zip(one.state.lanes, the_layout.spec.groups, strict=True):
