@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from amem.agent import Agent, Seed
-from amem.errors import AmemError, EngineClosed, InputError
-from amem.results import EngineStatus, Reply
+from amem.errors import AgentLocked, AmemError, EngineClosed, InputError
+from amem.results import AgentStatus, EngineStatus, Reply, Residency
 from amem.run.owner import OwnerThread
 from amem.sizes import parse_size
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from amem.opening import Opened
     from amem.run.request import Request
     from amem.session import AgentSession
-    from amem.store import VerifyReport
+    from amem.store import AgentEntry, VerifyReport
 
 T = TypeVar("T")
 
@@ -308,6 +308,19 @@ class Engine:
 
         def read() -> EngineStatus:
             parts, opened = self._parts, self._opened
+            agents: list[AgentStatus] = []
+            in_use: list[str] = []
+            for entry in parts.store.agents(self._space):
+                try:
+                    agents.append(self._agent_status(entry))
+                except AgentLocked as error:
+                    in_use.append(str(error))
+                    where = Residency.WARM if entry.n_turns else Residency.EMPTY
+                    agents.append(
+                        AgentStatus(
+                            entry.name, entry.space, where, 0, entry.n_turns, 0, entry.nbytes, None, False, True
+                        )
+                    )
             return EngineStatus(
                 model=parts.model_name,
                 model_path=str(opened.model_path),
@@ -325,11 +338,25 @@ class Engine:
                 bytes_written=parts.store.bytes_written,
                 store=str(opened.root),
                 space=self._space,
-                agents=tuple(self._session(name).status() for name in self.agents()),
-                warnings=opened.warnings + tuple(parts.store.reports),
+                agents=tuple(agents),
+                warnings=(*opened.warnings, *parts.store.reports, *in_use),
             )
 
         return self._owner.call(read)
+
+    def _agent_status(self, entry: AgentEntry) -> AgentStatus:
+        """An agent's status; one that is not open here is opened for this moment only, so that others may write to it.
+
+        Raises
+        ------
+            AgentLocked: another engine or process is writing to it.
+        """
+        from amem.session import AgentSession
+
+        if entry.name in self._sessions:
+            return self._sessions[entry.name].status()
+        with self._parts.store.open(entry.name, self._space) as store:
+            return AgentSession(self._parts, store).status()
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
         """Check every stored byte of every agent against its checksum."""

@@ -169,6 +169,20 @@ def test_the_second_writer_of_an_agent_is_told_who_holds_it(open_engine):
     with pytest.raises(AgentLocked, match="planner"):
         second.agent("planner")
     second.agent("critic").ask("Hello.", max_tokens=3)
+    assert {"planner", "critic"} == {agent.name for agent in second.status().agents}
+    assert any("planner" in warning for warning in second.status().warnings)
+
+
+def test_looking_at_agents_does_not_hold_them(open_engine):
+    """An engine that only shows the status leaves every agent to others."""
+    first = open_engine()
+    talk(first.agent("planner"), ["Hello."])
+    first.close()
+    viewer = open_engine()
+    shown = viewer.status().agents[0]
+    assert Residency.WARM is shown.residency
+    assert shown.n_tokens > 0
+    open_engine().agent("planner").ask("Go on.", max_tokens=3)
 
 
 def test_another_models_state_is_not_used(open_engine, tmp_path):
