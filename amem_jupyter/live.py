@@ -107,8 +107,8 @@ class TerminalView:
         """Write the card's text without the reply, which is there already."""
         if not self._wrote:
             _write(reply.text)
-        title, rest = reply_card(reply).text.split(reply.text, 1) if reply.text else (reply_card(reply).text, "")
-        _write(f"\n\n{title.strip()}{rest.rstrip()}\n")
+        title, _, rest = reply_card(reply).text.partition("\n")
+        _write(f"\n\n{title}\n{rest.removeprefix(reply.text.strip(chr(10))).strip()}\n")
 
     def stop(self, reason: str) -> None:
         """Say why it ends here."""

@@ -16,6 +16,47 @@ if TYPE_CHECKING:
 Seed = int | Literal["random"] | None
 
 
+class ReplyStream(Iterator[Event]):
+    """The events of one request. Closed or dropped before its end, even before its first event, it is cancelled."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._finished = False
+
+    def __next__(self) -> Event:
+        if self._finished:
+            raise StopIteration
+        try:
+            event = self._request.events.get()
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(event, BaseException):
+            self._finished = True
+            raise event
+        self._finished = event.reply is not None
+        return event
+
+    def cancel(self) -> None:
+        """Ask that the request ends, without waiting for it."""
+        if not self._finished:
+            self._request.cancel()
+
+    def close(self) -> None:
+        """Cancel, and wait until the agent is as it was; a second interrupt stops the waiting."""
+        if self._finished:
+            return
+        self._finished = True
+        self._request.cancel()
+        while True:
+            event = self._request.events.get()
+            if isinstance(event, BaseException) or event.reply is not None:
+                return
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
 class Agent:
     """A named conversation with its own attention state. `Engine.agent` makes one; several facades may share a name."""
 
@@ -93,7 +134,7 @@ class Agent:
         append: bool = False,
         cell_id: str | None = None,
         execution: str | None = None,
-    ) -> Iterator[Event]:
+    ) -> ReplyStream:
         """Like `ask`, as events: pieces of text, progress, and the reply last.
 
         The input is checked and the request queued at once, before the first event is taken. Closing the iterator
@@ -112,29 +153,7 @@ class Agent:
             cell_id=cell_id,
             execution=execution,
         )
-        return self._events(request)
-
-    def _events(self, request: Request) -> Iterator[Event]:
-        finished = False
-        try:
-            while not finished:
-                event = request.events.get()
-                if isinstance(event, BaseException):
-                    finished = True
-                    raise event
-                finished = event.reply is not None
-                yield event
-        finally:
-            if not finished:
-                self._cancel(request)
-
-    def _cancel(self, request: Request) -> None:
-        """Cancel, and wait until the agent is as it was; a second interrupt stops the waiting."""
-        request.cancel()
-        while True:
-            event = request.events.get()
-            if isinstance(event, BaseException) or event.reply is not None:
-                return
+        return ReplyStream(request)
 
     async def aask(self, message: str, **options: object) -> Reply:
         """`ask` for async callers; takes the same options."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from amem.agent import Agent, Seed
+from amem.agent import Agent, ReplyStream, Seed
 from amem.errors import AgentLocked, AmemError, EngineClosed, InputError
 from amem.results import AgentStatus, EngineStatus, Reply, Residency
 from amem.run.owner import OwnerThread
+from amem.run.worker import Workers
 from amem.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -70,19 +72,18 @@ class Engine:
     ) -> None:
         name = str(model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL)
         root = Path(store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
-        budget = parse_size(memory or os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
+        budget = parse_size(memory if memory is not None else os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
         quota = parse_size(disk) if disk is not None else DEFAULT_DISK
         if max_batch < 1:
             raise InputError(f"max_batch must be at least 1, not {max_batch}.")
         if prefill_chunk is not None and (prefill_chunk < 64 or prefill_chunk % 64):
             raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
-        self._owner = OwnerThread()
-        self._sessions: dict[str, AgentSession] = {}
-        self._space = space
-        self._readers = ThreadPoolExecutor(2, "amem-read")
-        self._writer = ThreadPoolExecutor(1, "amem-write")
         from amem.opening import open_parts  # brings MLX: `import amem` alone stays quick
 
+        self._owner = OwnerThread()
+        self._space = space
+        sessions: dict[str, AgentSession] = {}
+        readers, writer = Workers(2, "amem-read"), Workers(1, "amem-write")
         try:
             self._opened: Opened = self._owner.call(
                 lambda: open_parts(
@@ -94,20 +95,22 @@ class Engine:
                     attention=attention,
                     prefill_chunk=prefill_chunk,
                     max_batch=max_batch,
-                    readers=self._readers,
-                    writer=self._writer,
-                    sessions=lambda: list(self._sessions.values()),
+                    readers=readers,
+                    writer=writer,
+                    sessions=lambda: list(sessions.values()),
                     progress=progress,
                 )
             )
         except BaseException:
             self._owner.close()
-            self._readers.shutdown()
-            self._writer.shutdown()
+            readers.shutdown()
+            writer.shutdown()
             raise
+        self._sessions = sessions
         self._parts = self._opened.parts
         self._owner.drive(self._parts.scheduler)
-        atexit.register(self.close)  # the thread must not be inside MLX when the interpreter goes
+        # holds no reference to the engine: one that is dropped, or still open at exit, is closed all the same
+        self._close = weakref.finalize(self, _close, os.getpid(), self._owner, self._opened, sessions)
 
     def __repr__(self) -> str:
         return f"<Engine {self._parts.model_name} on {self._opened.root}>"
@@ -122,26 +125,7 @@ class Engine:
 
     def close(self) -> None:
         """End running requests, and let go of the model, the memory and the locks. Nothing that was saved is lost."""
-        if self._owner.closed:
-            return
-        atexit.unregister(self.close)
-        self._owner.submit(self._end_requests)
-        self._owner.submit(self._release)
-        self._owner.close()
-        self._readers.shutdown()
-        self._writer.shutdown()
-
-    def _end_requests(self) -> None:
-        self._parts.scheduler.fail_all(EngineClosed("the engine was closed while this request was running."))
-
-    def _release(self) -> None:
-        self._writer.submit(lambda: None).result()  # writes under way must not outlive their agent's lock
-        for session in self._sessions.values():
-            session.evict()
-            session.store.close()
-        self._sessions.clear()
-        self._parts.store.close()
-        self._opened.finish()
+        self._close()
 
     # -- agents --------------------------------------------------------------------------------------------------
 
@@ -171,18 +155,23 @@ class Engine:
         ------
             AmemError: the first error of any of them; the others have finished by then.
         """
-        streams = {name: self.agent(name).stream(text, **options) for name, text in messages.items()}  # type: ignore[arg-type]  # checked by submit
+        streams: dict[str, ReplyStream] = {}
         replies: dict[str, Reply] = {}
         errors: list[AmemError] = []
         try:
+            for name, text in messages.items():
+                streams[name] = Agent(self, name).stream(text, **options)  # type: ignore[arg-type]  # checked by submit
             for name, events in streams.items():
                 try:
                     replies[name] = next(event.reply for event in events if event.reply is not None)
                 except AmemError as error:
                     errors.append(error)
-        finally:
+        except BaseException:
             for events in streams.values():
-                events.close()  # type: ignore[attr-defined]  # generators
+                events.cancel()  # all of them before waiting for any
+            for events in streams.values():
+                events.close()
+            raise
         if errors:
             raise errors[0]
         return replies
@@ -194,7 +183,12 @@ class Engine:
             if new_name in self.agents():
                 raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
             turn = at if at is not None else session.store.head
-            self._sessions[new_name] = session.fork(session.store.fork(new_name, self._space, turn), turn)
+            store = session.store.fork(new_name, self._space, turn)
+            try:
+                self._sessions[new_name] = session.fork(store, turn)
+            except BaseException:
+                store.delete()
+                raise
 
         self.with_session(name, fork)
         return Agent(self, new_name)
@@ -299,7 +293,15 @@ class Engine:
             self._parts.scheduler.submit(request)
             return request
 
-        return self._owner.call(queue)
+        if self._owner.is_current:
+            return queue()
+        future = self._owner.submit(queue)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.cancel():  # interrupted while it was being queued: nobody will hold it
+                future.add_done_callback(_cancel_queued)
+            raise
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -355,7 +357,7 @@ class Engine:
 
         if entry.name in self._sessions:
             return self._sessions[entry.name].status()
-        with self._parts.store.open(entry.name, self._space) as store:
+        with self._parts.store.borrow(entry.key) as store:
             return AgentSession(self._parts, store).status()
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
@@ -378,6 +380,35 @@ def _check(message: str, max_tokens: int, temperature: float, top_p: float, seed
         raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
     if any(not isinstance(stop, str) or not stop for stop in stops):
         raise InputError("a stop string is empty: leave it out, or give the text at which the reply should end.")
+
+
+def _cancel_queued(future: Future[Request]) -> None:
+    if future.exception() is None:
+        future.result().cancel()
+
+
+def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[str, AgentSession]) -> None:
+    """End an engine's requests and thread, and let go of its locks; in the process that made it only."""
+    if os.getpid() != pid or owner.closed:
+        return
+    parts = opened.parts
+
+    def release() -> None:
+        parts.scheduler.fail_all(EngineClosed("the engine was closed while this request was running."))
+        parts.writer.submit(lambda: None).result()  # writes under way must not outlive their agent's lock
+        for session in sessions.values():
+            with contextlib.suppress(Exception):  # the other agents' locks are to be freed all the same
+                session.evict()
+                session.store.close()
+        sessions.clear()
+        with contextlib.suppress(Exception):
+            parts.store.close()
+        opened.finish()
+
+    owner.submit(release)
+    owner.close()
+    parts.readers.shutdown()
+    parts.writer.shutdown()
 
 
 def _quarter_of_ram() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from amem.parts import EngineParts
 from amem.run.checked import checked_spec
 from amem.run.runner import Runner
 from amem.run.scheduler import Scheduler
+from amem.run.worker import Workers
 from amem.session import AgentSession
 from amem.store import Store
 from amem.store.records import Realm
@@ -55,8 +55,8 @@ def open_parts(
     attention: str,
     prefill_chunk: int | None,
     max_batch: int,
-    readers: Executor,
-    writer: Executor,
+    readers: Workers,
+    writer: Workers,
     sessions: Callable[[], Iterable[AgentSession]],
     progress: Callable[[str], None] | None,
 ) -> Opened:

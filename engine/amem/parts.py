@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from amem.kv.sequence import StateLayout
 from amem.model.prompt import Prompter
 from amem.run.residency import Resident, make_room
 from amem.run.scheduler import Scheduler
+from amem.run.worker import Workers
 from amem.store import Store
 from amem.store.records import Realm
 
@@ -36,8 +36,8 @@ class EngineParts:
     pool: Pool
     store: Store
     scheduler: Scheduler
-    readers: Executor  #: reads of stored blocks
-    writer: Executor  #: one thread, so that blocks are written in order
+    readers: Workers  #: reads of stored blocks
+    writer: Workers  #: one thread, so that blocks are written in order
     sessions: Callable[[], Iterable[AgentSession]]
     _ticks: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

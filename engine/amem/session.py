@@ -261,8 +261,9 @@ class AgentSession:
     def fork(self, store: AgentStore, at: int | None) -> AgentSession:
         """The session of a stored fork; it shares the state in memory where that stands at the same turn."""
         twin = AgentSession(self.parts, store)
-        if self.hot is not None and at is not None and self.hot_turn == at and not self.is_running:
-            self.parts.make_room(self.parts.layout.open_nbytes, keep=self)
+        stands_there = at is not None and self.hot_turn == at and not self.is_running
+        # without room it is warm, and restored when it is asked
+        if self.hot is not None and stands_there and self.parts.make_room(self.parts.layout.open_nbytes, keep=self):
             twin.hot, twin.hot_turn = self.hot.fork(), at
         return twin
 

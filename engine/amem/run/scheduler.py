@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Scheduler:
     def fail_all(self, error: BaseException) -> None:
         """End every request with an error."""
         for request in [*self._waiting, *self._active]:
-            self._end(request, error)
+            with contextlib.suppress(Exception):  # the others are to be told all the same
+                self._end(request, error)
 
     def step(self) -> None:
         """One iteration. An error of one request ends that request alone."""
@@ -183,8 +185,10 @@ class Scheduler:
 
     def _end(self, request: Request, error: BaseException) -> None:
         self._forget(request)
-        request.work.abort(request)
-        request.events.put(error)
+        try:
+            request.work.abort(request)
+        finally:
+            request.events.put(error)  # whatever fails: somebody waits for this
 
     def _forget(self, request: Request) -> None:
         for stage in (self._waiting, self._reading, self._prefilling, self._decoding, self._closing):
