@@ -122,6 +122,8 @@ def ask_together(engine: EngineLike, request: Request, maps: Maps, cells: Cells)
         replies = engine.ask_all(dict.fromkeys(request.names, request.text), **_wish(request, cells))
     except BaseException as error:
         why = reason(error, names)
+        if isinstance(error, KeyboardInterrupt):
+            why = f"interrupted; whoever of {names} had not answered is as before"
         output.show(text_picture(why))
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(why) from None

@@ -75,7 +75,10 @@ def system_text(value: str) -> str:
     """The instructions that --system gives: its text, or the content of the file after @."""
     if not value.startswith("@"):
         return value
-    path = Path(value[1:]).expanduser()
+    try:
+        path = Path(value[1:]).expanduser()
+    except RuntimeError:
+        raise UsageError(f"--system {value}: there is no such user") from None
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:

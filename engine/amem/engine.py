@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +71,11 @@ class Engine:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         name = str(model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL)
-        root = Path(store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
+        root = Path(store or os.environ.get("AMEM_STORE") or DEFAULT_STORE)
+        try:
+            root = root.expanduser()
+        except RuntimeError as error:
+            raise InputError(f"store {str(root)!r}: there is no such user.") from error
         budget = parse_size(memory if memory is not None else os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
         quota = parse_size(disk) if disk is not None else DEFAULT_DISK
         if max_batch < 1:
@@ -141,7 +145,14 @@ class Engine:
             InputError: the name is not possible, or the agent has another system text already.
             AgentLocked: another engine or process is writing to it.
         """
-        self.with_session(name, lambda session: session.begin_with(system) if system is not None else None)
+        _check_text("the system text", system)
+
+        def begin() -> None:
+            session = self._session(name)
+            if system is not None:
+                session.begin_with(system)
+
+        self._owner.call(begin)
         return Agent(self, name)
 
     def agents(self) -> list[str]:
@@ -204,8 +215,13 @@ class Engine:
         self.with_idle_session(name, delete)
 
     def with_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
-        """Run a job on an agent's session in the owner thread."""
-        return self._owner.call(lambda: job(self._session(name)))
+        """Run a job on the session of an agent that exists, in the owner thread.
+
+        Raises
+        ------
+            InputError: there is no agent of that name.
+        """
+        return self._owner.call(lambda: job(self._session(name, create=False)))
 
     def with_idle_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
         """Like `with_session`, refused while a request to the agent is running.
@@ -216,20 +232,20 @@ class Engine:
         """
 
         def run() -> T:
-            session = self._session(name)
-            if session.is_running:
+            session = self._session(name, create=False)
+            if session.is_asked:
                 raise InputError(f"agent {name!r} is answering: wait for it, or cancel its request, first.")
             return job(session)
 
         return self._owner.call(run)
 
-    def _session(self, name: str) -> AgentSession:
+    def _session(self, name: str, *, create: bool = True) -> AgentSession:
         from amem.session import AgentSession
 
         session = self._sessions.get(name)
         if session is None:
             n_known = len(self._parts.store.reports)
-            session = AgentSession(self._parts, self._parts.store.open(name, self._space))
+            session = AgentSession(self._parts, self._parts.store.open(name, self._space, create=create))
             session.notes = self._parts.store.reports[n_known:]
             self._sessions[name] = session
         return session
@@ -262,7 +278,9 @@ class Engine:
         from amem.turn import TurnWork
 
         submitted = time.perf_counter()
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = _stops(stop)
+        for what, text in (("the system text", system), ("cell_id", cell_id), ("execution", execution)):
+            _check_text(what, text)
         _check(message, max_tokens, temperature, top_p, seed, stops)
         settings = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": list(stops)}
 
@@ -370,6 +388,9 @@ class Engine:
 def _check(message: str, max_tokens: int, temperature: float, top_p: float, seed: Seed, stops: Sequence[str]) -> None:
     if not isinstance(message, str) or not message.strip():
         raise InputError("the message is empty: write what you want to say to the agent.")
+    _check_text("the message", message)
+    for text in stops:
+        _check_text("a stop string", text)
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise InputError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}.")
     if not isinstance(temperature, (int, float)) or not 0 <= temperature < float("inf"):
@@ -380,6 +401,28 @@ def _check(message: str, max_tokens: int, temperature: float, top_p: float, seed
         raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
     if any(not isinstance(stop, str) or not stop for stop in stops):
         raise InputError("a stop string is empty: leave it out, or give the text at which the reply should end.")
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    """Stop strings: one text, or several."""
+    if isinstance(stop, str):
+        return (stop,)
+    stops = tuple(stop) if isinstance(stop, Iterable) else (None,)
+    if not all(isinstance(text, str) for text in stops):
+        raise InputError(f"stop must be a text or a list of texts, not {stop!r}.")
+    return stops
+
+
+def _check_text(what: str, text: object) -> None:
+    """Refuse what cannot be saved as text."""
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise InputError(f"{what} must be a text, not {text!r}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} holds half of a character (a lone surrogate): remove it.") from error
 
 
 def _cancel_queued(future: Future[Request]) -> None:

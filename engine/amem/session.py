@@ -49,7 +49,13 @@ class AgentSession:
 
     @property
     def is_running(self) -> bool:
+        """Whether a request works on the state in memory."""
         return self.parts.scheduler.is_running(self)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request to it waits or runs."""
+        return self.parts.scheduler.is_asked(self)
 
     # -- the tree ------------------------------------------------------------------------------------------------
 
@@ -59,7 +65,10 @@ class AgentSession:
         path = self._head_path()
         if path:
             return self.store.turns()[path[0]].system
-        return self.store.meta.get("system")
+        if (text := self.store.meta.get("system")) is not None:
+            return text
+        roots = self.store.children(None)  # rewound to its start, it still has the text that it began with
+        return self.store.turns()[roots[-1]].system if roots else None
 
     def _head_path(self) -> list[int]:
         return self.store.path(self.store.head) if self.store.head is not None else []

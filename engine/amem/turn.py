@@ -146,6 +146,9 @@ class TurnWork:
     def prepare(self, request: Request) -> bool:
         session, parts = self._session, self._parts
         n_all = len(request.prompt_ids) + request.max_tokens
+        if self._reuse_hot and (session.hot is None or session.hot_turn != self._history.parent):
+            self._reuse_hot = False  # evicted while this request waited for room: it is on disk
+            self._read()
         if self._reuse_hot and session.hot is not None and session.hot_turn == self._history.parent:
             if not parts.make_room(session.hot.missing_nbytes(n_all, parts.prefill_chunk), keep=session):
                 return False

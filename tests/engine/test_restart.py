@@ -154,6 +154,15 @@ def test_the_first_cell_may_change_the_system_text(engine):
         agent.ask("Two.", max_tokens=4, system="C.", cell_id="two", execution="4")
 
 
+def test_a_conversation_that_is_rewound_to_its_start_keeps_its_system_text(engine):
+    """As a first cell that runs again does."""
+    agent = engine.agent("planner")
+    first = agent.ask("One.", max_tokens=4, system="A.")
+    agent.rewind()
+    assert "A." == agent.system
+    assert first.metrics.prompt_tokens == agent.ask("One.", max_tokens=4).metrics.prompt_tokens
+
+
 def test_two_spaces_do_not_meet(open_engine):
     """The same name in another space is another agent."""
     one = open_engine(space="one")

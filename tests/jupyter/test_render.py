@@ -308,3 +308,14 @@ def test_a_report_is_listed():
 def test_a_cold_start_says_so():
     """The word of the match is on the card."""
     assert "COLD" in reply_card(reply(match=Match.COLD, residency=Residency.EMPTY)).text
+
+
+@pytest.mark.parametrize("text", ["Hi\n\n\n", "\n\n\n", "a", "", "\nplanner\n"])
+def test_a_terminal_writes_any_reply_once(text, capsys):
+    """Newlines at its ends, no text, or text that is in the title too: title and footer are whole."""
+    from amem_jupyter.live import TerminalView
+
+    TerminalView("planner").finish(reply(text))
+    out = capsys.readouterr().out
+    assert 1 == out.count("TTFT")
+    assert "planner ·" in out

@@ -88,7 +88,10 @@ def models() -> list[ModelInfo]:
 def _resolve(name: str, progress: bundled.Progress | None) -> Path:
     if name == bundled.NAME:
         return bundled.path(progress)
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"There is no folder {name}: no such user.") from error
     if name.strip() and folder.exists():
         return folder
     if _HUB_ID.fullmatch(name):

@@ -101,6 +101,7 @@ class OwnerThread:
             if job is None:
                 break
             job()
+            del job  # it holds its caller, such as an engine that would otherwise never be dropped
         if self._stepper is not None:
             self._stepper.fail_all(EngineClosed("the engine was closed while this request was running."))
 

@@ -39,8 +39,12 @@ class Scheduler:
         return [*self._reading, *self._prefilling, *self._decoding, *self._closing]
 
     def is_running(self, group: object) -> bool:
-        """Whether a request of this group (an agent) is under way."""
-        return any(request.group is group for request in self._active)
+        """Whether a request of this group (an agent) works on its state; one that still reads can do without."""
+        return any(request.group is group and request.sequence is not None for request in self._active)
+
+    def is_asked(self, group: object) -> bool:
+        """Whether a request of this group waits or runs."""
+        return any(request.group is group for request in [*self._waiting, *self._active])
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
@@ -95,8 +99,8 @@ class Scheduler:
         if not request.work.prepare(request):
             if len(self._active) == len(self._reading) and self._reading[0] is request:
                 raise MemoryBudgetError(
-                    "this request does not fit the memory budget beside the pinned agents: unpin one, shorten the "
-                    "conversation (fork, rewind), lower max_tokens, or raise the budget with memory=."
+                    "this request does not fit the memory budget: raise it with memory=, lower max_tokens, shorten the "
+                    "conversation (rewind), or unpin agents if some are pinned."
                 )
             return
         self._reading.remove(request)
