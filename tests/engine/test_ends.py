@@ -64,11 +64,19 @@ def test_a_stream_that_was_never_started_is_cancelled_too(how, engine):
     assert ["Next."] == [turn.prompt for turn in agent.turns]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C works, even where the tests were started in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_main(delay):
     threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
 
-def test_an_interrupted_batch_commits_nothing_afterwards(engine):
+def test_an_interrupted_batch_commits_nothing_afterwards(engine, interruptible):
     """All of its requests are cancelled, not only the one that was waited for."""
     engine.agent("c"), engine.agent("d")
     interrupt_main(0.3)
@@ -85,7 +93,7 @@ def test_a_batch_with_one_refused_message_asks_nobody(engine):
     assert [] == engine.agent("a").turns
 
 
-def test_an_interrupt_while_a_request_is_queued_leaves_nothing(engine):
+def test_an_interrupt_while_a_request_is_queued_leaves_nothing(engine, interruptible):
     """Also when the engine is busy with something else just then."""
     agent = engine.agent("p")
     engine._owner.submit(lambda: time.sleep(1.0))

@@ -138,3 +138,13 @@ def test_read_only_memory_is_not_written():
     assert not elf.write_slot(constant, 0)
     assert elf.read_slot(constant) == before
     assert "libc" in elf.file_of(constant)
+
+
+def test_the_name_of_the_library_does_not_change_with_its_threads():
+    """Decoding changes the number of threads from step to step."""
+    name = blas.ensure()
+    blas.set_threads(1)
+    try:
+        assert name == blas.in_use()
+    finally:
+        blas.set_threads(0)

@@ -48,7 +48,7 @@ def ensure() -> str:
 def in_use() -> str:
     """The BLAS that MLX's matrix products really call, asked of the library itself.
 
-    For example "OpenBLAS 0.3.34 (SkylakeX, 2 threads)". "" where MLX is not linked with a BLAS of its own choice
+    For example "OpenBLAS 0.3.34 (SkylakeX, up to 2 threads)". "" where MLX is not linked with a BLAS of its own choice
     (macOS, or no MLX).
     """
     mlx = _mlx()
@@ -172,5 +172,6 @@ def _describe_openblas(library: ctypes.CDLL) -> str:
     config, corename = (library[f"{prefix}openblas_get_{what}"] for what in ("config", "corename"))
     config.restype = corename.restype = ctypes.c_char_p
     version = " ".join(config().decode().split()[:2])
-    n_threads = int(library[f"{prefix}openblas_get_num_threads"]())
-    return f"{version} ({corename().decode()}, {n_threads} threads)"
+    threads = _openblas_threads()  # not the number of the last product: it changes from step to step
+    n_threads = threads[1] if threads else int(library[f"{prefix}openblas_get_num_threads"]())
+    return f"{version} ({corename().decode()}, up to {n_threads} threads)"
