@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,8 +60,13 @@ def main() -> None:
     rows = []
     for n_tokens in options.lengths:
         with tempfile.TemporaryDirectory() as store:
-            cold = in_new_process(store, n_tokens)
-            warm = [in_new_process(store, 0) for _ in range(options.repeats)]
+            told = Path(store, "told")
+            cold = in_new_process(str(told), n_tokens)
+            warm = []
+            for repeat in range(options.repeats):  # each on a copy, so that all have the same history
+                copy = Path(store, str(repeat))
+                shutil.copytree(told, copy)
+                warm.append(in_new_process(str(copy), 0))
         rows.append({"cold": cold, "restored": warm})
         ttft = median(sample["ttft_ms"] for sample in warm)
         restore = median(sample["restore_ms"] for sample in warm)

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "model", metavar="MODEL", nargs="?", help="a model to load and ask (default: the three of the paper)"
     )
     which.add_argument("--geometry", action="append", metavar="NAME", help="a well-known model's; may be repeated")
-    capacity.add_argument("--memory", required=True, metavar="SIZE", help="for example 10.2GiB")
+    capacity.add_argument("--memory", default="10.2GiB", metavar="SIZE", help="default: %(default)s, the paper's")
     capacity.add_argument("--context", type=int, nargs="+", metavar="TOKENS", help="of each agent (default: 4K to 32K)")
     return parser
 

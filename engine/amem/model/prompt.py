@@ -186,13 +186,13 @@ class Prompter:
 
     def _encode(self, text: str) -> list[int]:
         """Tokens of text in mid-stream: the tokenizer adds nothing of its own."""
-        return [int(id_) for id_ in self._tokenizer.encode(text, add_special_tokens=False)]
+        return [int(id_) for id_ in self._tokenizer.encode(text, add_special_tokens=False, verbose=False)]
 
     def _encode_start(self, text: str) -> list[int]:
         """Tokens of a conversation from its start. A template writes its own BOS; plain text gets the tokenizer's."""
         if self._has_template:
             return self._encode(text)
-        ids = [int(id_) for id_ in self._tokenizer.encode(text)]
+        ids = [int(id_) for id_ in self._tokenizer.encode(text, verbose=False)]  # too long a text is refused by us
         return ids[:-1] if ids and ids[-1] in self._eos_token_ids else ids
 
 

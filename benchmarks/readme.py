@@ -1,0 +1,87 @@
+"""The parts of README that quote measurements, made from the result files alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+
+
+def rendered(text: str) -> str:
+    """README's text with its measured parts made anew from the result files."""
+    for name, make in (("first session", _first_session), ("measured", _measured)):
+        pattern = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        text, n = pattern.subn(lambda found, make=make: f"{found[1]}{make()}{found[2]}", text)
+        if n != 1:
+            raise SystemExit(f"README.md has {n} places for {name!r}")
+    return text
+
+
+def _result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _first_session() -> str:
+    first, second = _result("first_session")["rows"]
+    metrics = second["metrics"]
+    return f"""```
+%load_ext amem_jupyter
+```
+```
+{first["cell"]}
+```
+
+The reply streams into the cell. Then the kernel is restarted, and in a new process:
+
+```
+{second["cell"]}
+```
+
+This is the plain-text form of the card under that cell (in a notebook it is HTML), as it came out:
+
+```
+{second["card"].strip()}
+```
+
+The {metrics["reused_tokens"]} tokens of the conversation came back from disk in {metrics["restore_ms"]:.0f} ms; only {metrics["computed_tokens"]} were computed.
+"""
+
+
+def _measured() -> str:
+    result = _result("next_turn")
+    lines, prefill, decode = [], [], []
+    for row in result["rows"]:
+        cold, warm = row["cold"], row["restored"]
+        ttft, restore = (median(sample[name] for sample in warm) for name in ("ttft_ms", "restore_ms"))
+        lines.append(
+            f"| {cold['computed_tokens']} tokens | {cold['ttft_ms'] / 1e3:.1f} s | {warm[0]['reused_tokens']} tokens | "
+            f"{ttft / 1e3:.2f} s | {restore:.0f} ms |"
+        )
+        prefill.append(cold["computed_tokens"] / (cold["prefill_ms"] + cold["first_decode_ms"]) * 1e3)
+        decode += [sample["tokens_per_second"] for sample in (cold, *warm)]
+    machine = result["machine"]
+    message = result["rows"][0]["restored"][0]["computed_tokens"]
+    return f"""{machine["cores"]} cores ({machine["processor"]}, a shared virtual machine), Linux, Python {machine["python"]}, MLX {machine["versions"]["mlx"]}, the bundled model, {machine["date"][:10]}; from
+`benchmarks/results/next_turn.json`, which has all samples. The machine was not idle: take the ratios, not the values.
+
+A first long message computed from nothing (one sample), and the turn after it, a message of {message} tokens, in a new process
+that restores the history from disk (median of {len(result["rows"][0]["restored"])}):
+
+| first message | time to its first token | history of the next turn | time to its first token | of it the restore |
+|---|---|---|---|---|
+{chr(10).join(lines)}
+
+Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f} tokens/s. Decoding on Linux's
+CPU is slow for so small a model: 540 MB of float32 weights are read for each token, by products that OpenBLAS does not
+do well for a single row.
+"""
+
+
+if __name__ == "__main__":
+    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
