@@ -18,6 +18,7 @@ from amem.store.names import Label
 
 INDEX = "index.sqlite3"
 AGENTS = "agents"
+_FADE, _FORGOTTEN = 0.8, 0.01  # of a transition's weight, each time that its first agent is followed by any
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -107,6 +108,7 @@ class Index:
             if found != "ok":
                 raise schema.damaged(found)
             connection.execute("SELECT key, digest, used, last_used, nbytes, n_turns FROM agents").fetchall()
+            connection.execute("SELECT space, before, after, weight FROM transitions").fetchall()
         except BaseException:
             connection.close()
             raise
@@ -189,6 +191,29 @@ class Index:
         """Note an agent's new size, which is no use of it."""
         with self.using() as connection:
             connection.execute("UPDATE agents SET nbytes = ? WHERE key = ?", (nbytes, key))
+
+    def record_transition(self, space_key: str, from_key: str, to_key: str) -> None:
+        """Note that an agent was asked after another one in a space. One that was deleted, or the same, is ignored."""
+        pair = (from_key, to_key)
+        with self.using() as connection:
+            query = "SELECT count(*) FROM agents WHERE key IN (?, ?)"
+            if connection.execute(query, pair).fetchone()[0] < 2:
+                return
+            query = "UPDATE transitions SET weight = weight * ? WHERE space = ? AND before = ?"
+            connection.execute(query, (_FADE, space_key, from_key))
+            query = "DELETE FROM transitions WHERE space = ? AND before = ? AND weight < ?"
+            connection.execute(query, (space_key, from_key, _FORGOTTEN))
+            query = (
+                "INSERT INTO transitions VALUES (?, ?, ?, 1.0)"
+                " ON CONFLICT (space, before, after) DO UPDATE SET weight = weight + 1.0"
+            )
+            connection.execute(query, (space_key, *pair))
+
+    def likely_next(self, space_key: str, from_key: str, limit: int) -> list[str]:
+        """The keys of agents that were asked after one in a space, the likeliest first: often, and lately."""
+        query = "SELECT after FROM transitions WHERE space = ? AND before = ? ORDER BY weight DESC LIMIT ?"
+        with self.using() as connection:
+            return [row[0] for row in connection.execute(query, (space_key, from_key, max(0, limit)))]
 
     def remove(self, key: str, displace: Callable[[], None]) -> None:
         """Remove an agent; ``displace`` takes its folder away. Its row leaves the log, too."""

@@ -33,7 +33,16 @@ class Label:
     @property
     def digest(self) -> str:
         """Stands for name and space where no text may be kept."""
-        return hashlib.blake2b(f"{self.space}\0{self.name}".encode(), digest_size=16).hexdigest()
+        return _digest(f"{self.space}\0{self.name}")
+
+
+def space_key(space: str) -> str:
+    """Stands for a space where no text may be kept."""
+    return _digest(space)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def label(name: str, space: str) -> Label:

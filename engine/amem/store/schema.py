@@ -91,6 +91,16 @@ CREATE TABLE agents (
     nbytes INTEGER NOT NULL,
     n_turns INTEGER NOT NULL
 ) WITHOUT ROWID;
+-- Which agent was asked after which, with a weight that fades: it says what to expect next.
+CREATE TABLE transitions (
+    space TEXT NOT NULL,  -- digest of its name
+    before TEXT NOT NULL REFERENCES agents (key) ON DELETE CASCADE,
+    after TEXT NOT NULL REFERENCES agents (key) ON DELETE CASCADE,
+    weight REAL NOT NULL,
+    PRIMARY KEY (space, before, after)
+) WITHOUT ROWID;
+CREATE INDEX transitions_before ON transitions (before);
+CREATE INDEX transitions_after ON transitions (after);
 """
 
 

@@ -170,6 +170,17 @@ class Store:
         with self._quota_lock:
             return quota.enforce(self, limit - nbytes)
 
+    def record_transition(self, space: str, from_key: str, to_key: str) -> None:
+        """Note that the agent with one key was asked after the agent with another, in a space. No text is kept."""
+        self._index.record_transition(names.space_key(space), from_key, to_key)
+
+    def likely_next(self, space: str, from_key: str, limit: int) -> list[str]:
+        """The keys of at most ``limit`` agents that usually follow an agent in a space, the likeliest first.
+
+        Empty where nothing was recorded, and after a lost index was rebuilt.
+        """
+        return self._index.likely_next(names.space_key(space), from_key, limit)
+
     def close(self) -> None:
         """Close all agents that are open here. May be called twice."""
         with self._lock:
