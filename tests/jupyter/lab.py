@@ -16,7 +16,8 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_MS = 120_000
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TIMEOUT_MS = 300_000  #: for what the machine may be slow at; every wait ends as soon as its condition holds
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def server(folder, **environment):
 
 
 def _wait_for(url, log):
-    for _ in range(240):
+    for _ in range(TIMEOUT_MS // 250):
         try:
             with urllib.request.urlopen(url, timeout=2) as answer:
                 json.load(answer)
@@ -65,8 +66,9 @@ def browser():
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium") or shutil.which("chromium-browser"),
-            args=["--no-sandbox", "--disable-gpu"],
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+            timeout=TIMEOUT_MS,
         )
         try:
             yield chromium
@@ -81,17 +83,17 @@ class Lab:
         self.path = path
         self._url = f"{address}/lab/tree/{path.name}?reset"
         self.page = browser.new_page(viewport={"width": 1200, "height": 1600})
+        self.page.set_default_timeout(TIMEOUT_MS)
         self.open()
 
     def open(self):
         """Open the notebook, or open it again."""
         self.page.goto(self._url)
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=TIMEOUT_MS)
-        self.page.wait_for_function("() => window.jupyterapp !== undefined", timeout=TIMEOUT_MS)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.page.wait_for_function("() => window.jupyterapp !== undefined")
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.ready")
         self.page.wait_for_function(
             "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'",
-            timeout=TIMEOUT_MS,
         )
 
     def command(self, name, **options):
@@ -105,14 +107,13 @@ class Lab:
         where = ".jp-Notebook" if cell is None else f".jp-Notebook .jp-Cell:nth-child({cell + 1})"
         self.page.wait_for_function(
             "([where, text]) => [...document.querySelectorAll(where)].some(e => e.innerText.includes(text))",
-            arg=[where, text], timeout=TIMEOUT_MS,
+            arg=[where, text],
         )  # fmt: skip
 
     def wait_idle(self):
         """Wait until no cell is waiting or running."""
         self.page.wait_for_function(
-            "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.innerText.includes('*'))",
-            timeout=TIMEOUT_MS,
+            "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.innerText.includes('*'))"
         )
 
     def text(self):
@@ -121,19 +122,14 @@ class Lab:
 
     def save(self):
         """Save, and give what was written."""
-        before = self.path.stat().st_mtime_ns
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
-        for _ in range(100):
-            if self.path.stat().st_mtime_ns != before:
-                break
-            time.sleep(0.1)
         return nbformat.read(self.path, as_version=4)
 
     def restart(self):
         """Restart the kernel, and wait for the new one."""
         self.command("kernelmenu:restart")
-        self.page.locator(".jp-Dialog .jp-mod-accept").click(timeout=TIMEOUT_MS)
-        self.page.wait_for_selector(".jp-Dialog", state="detached", timeout=TIMEOUT_MS)
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+        self.page.wait_for_selector(".jp-Dialog", state="detached")
 
 
 def write_notebook(path, *sources):

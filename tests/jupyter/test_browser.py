@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from tests.jupyter.lab import Lab, browser, server, write_notebook
+from tests.jupyter.lab import CHROMIUM, Lab, browser, server, write_notebook
 
-pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright (the test extra brings it)")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="needs chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="found no chromium: apt-get install chromium, as .ci/run does"),
 ]
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -63,12 +61,12 @@ def test_run_all_save_restart_and_open_again(open_notebook):
         "script.enqueue(*['word '] * 60, delay_s=0.05)", "%%agent planner\nGo on", "%amem status",
     )  # fmt: skip
     lab.command("notebook:run-all-cells")
-    lab.page.wait_for_selector(".amem-map", timeout=120_000)
+    lab.page.wait_for_selector(".amem-map")
     lab.wait_text("writing", cell=3)
     lab.wait_text("word word", cell=5)
     lab.wait_text("last TTFT")
     lab.wait_idle()
-    lab.page.wait_for_selector(".amem-map", state="detached", timeout=120_000)
+    lab.page.wait_for_selector(".amem-map", state="detached")
     lab.wait_text("400 tokens", cell=3)
     saved = lab.save()
     assert views(saved) == []
