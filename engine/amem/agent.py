@@ -240,9 +240,17 @@ class Agent:
         """Take the state out of memory; it stays on disk, so the next request restores it."""
         self._engine.with_idle_session(self.name, lambda session: session.evict())
 
-    def restore(self) -> None:
-        """Bring the stored state into memory now."""
-        self._engine.with_idle_session(self.name, lambda session: session.restore())
+    def restore(self, *, background: bool = False) -> None:
+        """Bring the stored state into memory; ``background`` returns at once, while it is read.
+
+        Raises
+        ------
+            InputError: the agent is answering.
+            MemoryBudgetError: the budget has no room for it.
+        """
+        done = self._engine.prefetch(self.name)
+        if not background:
+            done.result()
 
     def pin(self) -> None:
         """Keep the state in memory, whoever else needs room."""

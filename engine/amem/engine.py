@@ -250,6 +250,25 @@ class Engine:
             self._sessions[name] = session
         return session
 
+    def prefetch(self, name: str) -> Future[None]:
+        """Begin to bring an agent's stored state into memory, while others are served. Done: it is there.
+
+        Raises
+        ------
+            InputError: there is no such agent, or it is answering.
+            MemoryBudgetError: the budget has no room for it.
+        """
+
+        def begin(session: AgentSession) -> Future[None]:
+            restore = session.begin_restore()
+            if restore is None or restore.reading is None:
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            return self._parts.scheduler.after(restore.reading, lambda: session.finish_restore(restore))
+
+        return self.with_idle_session(name, begin)
+
     # -- requests ------------------------------------------------------------------------------------------------
 
     def submit(

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from amem.errors import MemoryBudgetError
 from amem.kv.codec import GROUP
 from amem.kv.pool import Pool
-from amem.kv.run import group_nbytes
+from amem.kv.run import BLOCK_GROUPS, group_nbytes
 from amem.kv.sequence import StateLayout
 from amem.model.prompt import Prompter
 from amem.run.residency import Resident, make_room
 from amem.run.scheduler import Scheduler
 from amem.run.worker import Workers
+from amem.sizes import format_size
 from amem.store import Store
 from amem.store.records import Realm
 
@@ -49,16 +51,35 @@ class EngineParts:
         """Evict other agents until this many bytes are free."""
         return make_room(self.pool, nbytes, self.sessions(), keep)
 
+    def no_room(self, nbytes: int, asking: Resident) -> MemoryBudgetError:
+        """Why an agent gets no memory although nobody else is running: what it needs, and what is in the way."""
+        pinned = [session for session in self.sessions() if session.pinned and session.hot_bytes]
+        names = ", ".join(repr(session.name) for session in pinned if session is not asking)
+        in_the_way = f"; unpin agents to make room (pinned: {names})" if names else ""
+        return MemoryBudgetError(
+            f"this request needs {format_size(nbytes)} of K/V memory and the budget is {format_size(self.pool.total)}"
+            f"{in_the_way}; or raise it with memory=, lower max_tokens, or shorten the conversation (rewind)."
+        )
+
     def sequence_nbytes(self, n_tokens: int) -> int:
         """The most that a new sequence takes in memory for a turn up to this many tokens, open groups included."""
-        total = self.layout.open_nbytes + self.layout.turn_nbytes
-        groups = -(-n_tokens // GROUP) + 4  # restored runs are rounded up to whole blocks
         chunk = -(-self.prefill_chunk // GROUP)
+        # own runs begin wherever a restore or a fork ended, and are rounded up to whole blocks
+        runs = self._runs_nbytes(n_tokens, more=2 * BLOCK_GROUPS, more_in_window=chunk + BLOCK_GROUPS)
+        return self.layout.open_nbytes + self.layout.turn_nbytes + runs
+
+    def loaded_nbytes(self, n_tokens: int) -> int:
+        """The most that a sequence takes just after this many tokens were loaded into it."""
+        return self.layout.open_nbytes + self._runs_nbytes(n_tokens, more=0, more_in_window=0)
+
+    def _runs_nbytes(self, n_tokens: int, *, more: int, more_in_window: int) -> int:
+        n_blocks = -(-n_tokens // (GROUP * BLOCK_GROUPS))
+        total = 0
         for lane, group in enumerate(self.layout.spec.groups):
-            if group.window is None:
-                n = groups + 4
-            else:
-                n = min(groups, (-(-group.window // (4 * GROUP)) + 3) * 4 + chunk) + 4
+            n = n_blocks * BLOCK_GROUPS + more
+            if group.window is not None:
+                n_seen = -(-group.window // (GROUP * BLOCK_GROUPS)) + 3
+                n = min(n, n_seen * BLOCK_GROUPS + more_in_window)
             total += n * self.lane_group_nbytes(lane)
         return total
 

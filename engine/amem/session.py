@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,14 @@ import numpy as np
 from amem.errors import InputError, UnknownTurn
 from amem.kv.codec import GROUP
 from amem.kv.run import BLOCK_GROUPS
-from amem.kv.sequence import Buffers, SequenceState, assemble
+from amem.kv.sequence import Assembled, Buffers, SequenceState, assemble
 from amem.parts import EngineParts
+from amem.restoring import Restore
 from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residency, TurnInfo
 from amem.store import AgentStore
 from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
+
+Stored = tuple[Assembled, Buffers]  #: blocks that were read, joined; and the snapshot's buffers
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class AgentSession:
         self.store = store
         self.hot: SequenceState | None = None
         self.hot_turn: int | None = None  #: the turn at whose end the state in memory stands
+        self.incoming: Restore | None = None  #: state that is being restored for no request yet
+        self.incoming_turn: int | None = None
         self.last_used = 0
         self.pinned = False
         self.saved = True
@@ -208,10 +213,14 @@ class AgentSession:
 
     @property
     def hot_bytes(self) -> int:
-        return self.hot.nbytes if self.hot is not None else 0
+        coming = self.incoming.nbytes if self.incoming is not None else 0
+        return coming + (self.hot.nbytes if self.hot is not None else 0)
 
     def evict(self) -> None:
         """Let go of the state in memory; it is on disk."""
+        if self.incoming is not None:
+            self.incoming.abandon()
+            self.incoming = None
         if self.hot is not None:
             self.hot.release()
         self.hot, self.hot_turn = None, None
@@ -226,46 +235,73 @@ class AgentSession:
             self.hot.release()
         self.hot, self.hot_turn = sequence, turn
 
-    def read(self, found: Found) -> list[Buffers]:
-        """The buffers of found blocks, and of the snapshot last (empty without one). Any thread may call this.
+    def read(self, found: Found, stopped: Callable[[], bool]) -> Stored | None:
+        """Found blocks, joined, and the snapshot's buffers; None if it was stopped. Any thread may call this.
 
         Raises
         ------
             CorruptState: a file is damaged; it was set aside, and the next `find` does not see it.
         """
-        blocks: list[Buffers] = [
-            self.store.read(block, self.parts.layout.names_seen(index, found.n_tokens))
-            for index, block in enumerate(found.blocks)
-        ]
-        return [*blocks, self.store.read(found.snapshot) if found.snapshot else {}]
+        blocks: list[Buffers] = []
+        for index, block in enumerate(found.blocks):
+            if stopped():
+                return None
+            blocks.append(self.store.read(block, self.parts.layout.names_seen(index, found.n_tokens)))
+        snapshot = self.store.read(found.snapshot) if found.snapshot else {}
+        return assemble(self.parts.layout, blocks, found.n_tokens), snapshot
 
-    def load(self, sequence: SequenceState, found: Found, buffers: Sequence[Buffers]) -> None:
+    def load(self, sequence: SequenceState, found: Found, stored: Stored) -> None:
         """Fill an empty sequence with what `read` gave."""
-        stored = assemble(self.parts.layout, buffers[:-1], found.n_tokens)
-        sequence.load(stored, buffers[-1], found.n_tokens)
+        sequence.load(*stored, found.n_tokens)
 
-    def restore(self) -> None:
-        """Bring the head's state into memory, as far as it is stored."""
+    def begin_restore(self) -> Restore | None:
+        """Begin to read the head's state; `finish_restore` ends it. None if there is nothing to restore.
+
+        Raises
+        ------
+            MemoryBudgetError: there is no room for it.
+        """
+        if self.incoming is not None:
+            return self.incoming
         head = self.store.head
-        if head is None or self.hot_turn == head:
-            return
-        ids = self.store.path_tokens(head, self.parts.realm)
+        ids = self.store.path_tokens(head, self.parts.realm) if head is not None and self.hot_turn != head else None
         if ids is None:
-            return
+            return None
         exact = bool(self.parts.layout.spec.recurrent)
         found = self.store.find(self.parts.realm, ids, prefer=head, exact=exact)
         if found.n_tokens < len(ids):
-            return  # a part is of no use before the next request, which restores it itself
-        buffers = self.read(found)
-        self.parts.make_room(self.parts.sequence_nbytes(found.n_tokens), keep=self)
-        sequence = SequenceState(self.parts.layout, self.parts.pool)
-        try:
-            self.load(sequence, found, buffers)
-        except BaseException:
-            sequence.release()
-            raise
-        self.adopt(sequence, head)
+            return None  # a part is of no use before the next request, which restores it itself
+        restore = Restore(self, found, find_again=Found)
+        if not restore.start(found.n_tokens):
+            raise self.parts.no_room(restore.room_nbytes(found.n_tokens), self)
+        self.incoming, self.incoming_turn = restore, head
         self.last_used = self.parts.tick()
+        return restore
+
+    def finish_restore(self, restore: Restore) -> None:
+        """Adopt what was read, unless a request took it over, it was evicted, or the head has moved.
+
+        Raises
+        ------
+            AmemError: it could not be read.
+        """
+        if self.incoming is not restore:
+            return
+        turn, self.incoming = self.incoming_turn, None
+        sequence = restore.load()
+        self.notes += restore.notes
+        if turn is not None and turn == self.store.head and sequence.n_tokens:
+            self.adopt(sequence, turn)
+        else:
+            sequence.release()
+
+    def take_incoming(self, turn: int | None, n_tokens: int) -> Restore | None:
+        """A restore that is under way and ends at a turn with at least this many tokens; any other is given up."""
+        restore, self.incoming = self.incoming, None
+        if restore is None or (self.incoming_turn == turn and restore.found.n_tokens >= n_tokens):
+            return restore
+        restore.abandon()
+        return None
 
     def fork(self, store: AgentStore, at: int | None) -> AgentSession:
         """The session of a stored fork; it shares the state in memory where that stands at the same turn."""

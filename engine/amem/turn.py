@@ -1,4 +1,4 @@
-"""One turn on its way: match, restore, stream blocks to disk, commit or leave no trace."""
+"""One turn on its way: match, reserve, load, stream blocks to disk, commit or leave no trace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from amem.errors import ContextOverflow, CorruptState, InputError, StoreError
+from amem.errors import ContextOverflow, InputError, MemoryBudgetError, StoreError
 from amem.kv.codec import GROUP
 from amem.kv.run import BLOCK_GROUPS
 from amem.kv.sequence import Buffers, SequenceState
+from amem.restoring import Restore
 from amem.results import Match, Reply, ReplyMetrics, Residency
 from amem.run.request import Request
 from amem.session import AgentSession, History
@@ -44,7 +45,7 @@ class TurnWork:
         self._append = append
         self._found = Found()
         self._wanted: list[int] = []
-        self._buffers: list[Buffers] = []
+        self._restore: Restore | None = None
         self._reuse_hot = False
         self._match = Match.COLD
         self._residency = Residency.EMPTY
@@ -57,7 +58,7 @@ class TurnWork:
 
     # -- match -----------------------------------------------------------------------------------------------------
 
-    def match(self, request: Request) -> Future[None] | None:
+    def match(self, request: Request) -> None:
         session = self._session
         session.last_used = self._parts.tick()
         self._written_before = self._parts.store.bytes_written
@@ -75,9 +76,6 @@ class TurnWork:
         self._check_context(request)
         self._wanted = request.prompt_ids
         self._find(request, delta)
-        if self._reuse_hot or not self._found.n_tokens:
-            return None
-        return self._parts.readers.submit(self._read)
 
     def _check_system(self, parent: int | None) -> None:
         session = self._session
@@ -130,56 +128,49 @@ class TurnWork:
             return Match.EXTEND
         return Match.DIVERGE
 
-    def _read(self) -> None:
-        """Read what was found; a damaged block is set aside by the store, and the rest is found again."""
-        while True:
-            try:
-                self._buffers = self._session.read(self._found)
-            except CorruptState as error:
-                self._notes.append(str(error))
-                self._found = self._session.find(self._wanted, prefer=None)
-            else:
-                return
+    # -- reserve and load --------------------------------------------------------------------------------------------
 
-    # -- prepare ---------------------------------------------------------------------------------------------------
-
-    def prepare(self, request: Request) -> bool:
+    def reserve(self, request: Request) -> bool:
         session, parts = self._session, self._parts
         n_all = len(request.prompt_ids) + request.max_tokens
-        if self._reuse_hot and (session.hot is None or session.hot_turn != self._history.parent):
-            self._reuse_hot = False  # evicted while this request waited for room: it is on disk
-            self._read()
-        if self._reuse_hot and session.hot is not None and session.hot_turn == self._history.parent:
-            if not parts.make_room(session.hot.missing_nbytes(n_all, parts.prefill_chunk), keep=session):
+        hot = session.hot if session.hot_turn == self._history.parent else None
+        self._reuse_hot = self._reuse_hot and hot is not None  # it may have been evicted: then it is on disk
+        if self._reuse_hot and hot is not None:
+            if not parts.make_room(hot.missing_nbytes(n_all, parts.prefill_chunk), keep=session):
                 return False
-            request.sequence = session.hot
-            session.hot.reserve(n_all, parts.prefill_chunk)
-        else:
-            if not parts.make_room(parts.sequence_nbytes(n_all), keep=session):
-                if not session.hot_bytes:
-                    return False
-                session.evict()  # its own state at another turn is in the way
-                if not parts.make_room(parts.sequence_nbytes(n_all), keep=session):
-                    return False
-            request.sequence = self._restored(n_all)
-            if request.n_reused != self._found.n_tokens:
-                request.n_reused = self._found.n_tokens
-                self._match = self._classify(request.n_reused, request.prompt_ids[len(self._history.token_ids) :])
-        request.checkpoint = request.sequence.checkpoint()
-        self._first_new_block = request.sequence.n_tokens // BLOCK_TOKENS
+            hot.reserve(n_all, parts.prefill_chunk)
+            request.sequence = hot
+            return True
+        if self._restore is None:
+            self._restore = session.take_incoming(self._history.parent, self._found.n_tokens) or Restore(
+                session, self._found, lambda: session.find(self._wanted, prefer=None)
+            )
+        if not self._restore.start(n_all):
+            if session.hot is None:
+                return False
+            session.evict()  # its own state at another turn is in the way
+            if not self._restore.start(n_all):
+                return False
+        request.reading = self._restore.reading
         return True
 
-    def _restored(self, n_all: int) -> SequenceState:
-        sequence = SequenceState(self._parts.layout, self._parts.pool)
-        try:
-            if self._found.n_tokens:
-                self._session.load(sequence, self._found, self._buffers)
-            sequence.reserve(n_all, self._parts.prefill_chunk)
-        except BaseException:
-            sequence.release()
-            raise
-        self._buffers = []
-        return sequence
+    def no_room(self, request: Request) -> MemoryBudgetError:
+        n_all = len(request.prompt_ids) + request.max_tokens
+        nbytes = self._restore.room_nbytes(n_all) if self._restore else self._parts.sequence_nbytes(n_all)
+        return self._parts.no_room(nbytes, self._session)
+
+    def load(self, request: Request) -> None:
+        if self._restore is not None:
+            sequence = self._restore.load()
+            request.sequence = sequence  # from here on `abort` releases it
+            sequence.reserve(len(request.prompt_ids) + request.max_tokens, self._parts.prefill_chunk)
+            self._found = self._restore.found
+            self._notes += self._restore.notes
+            request.n_reused = self._found.n_tokens
+            self._match = self._classify(request.n_reused, request.prompt_ids[len(self._history.token_ids) :])
+        assert request.sequence is not None
+        request.checkpoint = request.sequence.checkpoint()
+        self._first_new_block = request.sequence.n_tokens // BLOCK_TOKENS
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -342,6 +333,8 @@ class TurnWork:
         self._parts.writer.submit(self._discard, self._writes, self._loose)  # after the writes that are under way
         session, sequence = self._session, request.sequence
         request.sequence = None
+        if self._restore is not None:
+            self._restore.abandon()
         if sequence is None:
             return
         if sequence is not session.hot:

@@ -159,7 +159,9 @@ def test_models_name_the_bundled_one(capsys):
     assert "smollm2-135m" == told(capsys, "models")[0]["name"]
 
 
-@pytest.mark.parametrize("argv", [[], ["asks"], ["ask", "planner"], ["capacity", "--context"], ["ask", "a", "b", "--seed", "x"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["asks"], ["ask", "planner"], ["capacity", "--context"], ["ask", "a", "b", "--seed", "x"]]
+)
 def test_a_wrong_usage_ends_with_2(argv, capsys):
     """As argparse has it."""
     with pytest.raises(SystemExit) as ended:

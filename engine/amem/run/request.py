@@ -12,6 +12,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from amem.errors import MemoryBudgetError
 from amem.kv.sequence import Checkpoint, SequenceState
 from amem.results import Event, Reply
 
@@ -35,12 +36,20 @@ class TextSink(Protocol):
 class Work(Protocol):
     """The part of a request that knows its agent: matching, restoring, committing."""
 
-    def match(self, request: Request) -> Future[None] | None:
-        """Find what is stored, set the request's ids, and start to read; a future while bytes are on their way."""
+    def match(self, request: Request) -> None:
+        """Set the request's ids, and find what is stored of them."""
         ...
 
-    def prepare(self, request: Request) -> bool:
-        """Set the request's sequence, with room for all it can need. False: wait until others have finished."""
+    def reserve(self, request: Request) -> bool:
+        """Take the room for all it can need, and begin to read. False: wait until others have finished."""
+        ...
+
+    def no_room(self, request: Request) -> MemoryBudgetError:
+        """Why `reserve` said no although no other request is running."""
+        ...
+
+    def load(self, request: Request) -> None:
+        """Set the request's sequence, when its bytes are in."""
         ...
 
     def progress(self, request: Request) -> None:

@@ -6,15 +6,26 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 import mlx.core as mx
 
-from amem.errors import AmemError, Cancelled, MemoryBudgetError
+from amem.errors import AmemError, Cancelled
 from amem.kv.codec import GROUP
 from amem.results import Event
 from amem.run.request import Request
 from amem.run.runner import Runner
+
+
+@dataclass(eq=False)
+class _Later:
+    """A job of no request that waits for an I/O thread."""
+
+    reading: Future[None]
+    job: Callable[[], None]
+    done: Future[None] = field(default_factory=Future)
 
 
 class Scheduler:
@@ -25,18 +36,20 @@ class Scheduler:
         self._chunk = max(GROUP, prefill_chunk // GROUP * GROUP)
         self._max_batch = max_batch
         self._waiting: deque[Request] = deque()
+        self._matched: deque[Request] = deque()  # they wait for room
         self._reading: list[Request] = []
         self._prefilling: deque[Request] = deque()
         self._decoding: list[Request] = []
         self._closing: list[Request] = []  # replies whose last kept token is still to be fed
+        self._later: list[_Later] = []
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._active)
+        return bool(self._waiting or self._active or self._later)
 
     @property
     def _active(self) -> list[Request]:
-        return [*self._reading, *self._prefilling, *self._decoding, *self._closing]
+        return [*self._matched, *self._reading, *self._prefilling, *self._decoding, *self._closing]
 
     def is_running(self, group: object) -> bool:
         """Whether a request of this group (an agent) works on its state; one that still reads can do without."""
@@ -50,8 +63,16 @@ class Scheduler:
         """Queue a request."""
         self._waiting.append(request)
 
+    def after(self, reading: Future[None], job: Callable[[], None]) -> Future[None]:
+        """Run a job between two steps, when some bytes are in; its end is the future's."""
+        self._later.append(_Later(reading, job))
+        return self._later[-1].done
+
     def fail_all(self, error: BaseException) -> None:
         """End every request with an error."""
+        for later in self._later:
+            later.done.set_exception(error)
+        self._later.clear()
         for request in [*self._waiting, *self._active]:
             with contextlib.suppress(Exception):  # the others are to be told all the same
                 self._end(request, error)
@@ -62,10 +83,12 @@ class Scheduler:
             if request.cancelled:
                 self._end(request, Cancelled("the request was cancelled; its agent is as it was before."))
         self._admit()
+        self._reserve()
         self._collect()
         self._prefill()
         self._decode()
-        if self._reading and not (self._prefilling or self._decoding or self._closing):
+        self._run_later()
+        if self.busy and not (self._prefilling or self._decoding or self._closing):
             time.sleep(0.0005)  # only I/O threads have work: do not spin
 
     # -- stages --------------------------------------------------------------------------------------------------
@@ -80,29 +103,36 @@ class Scheduler:
             groups.add(id(request.group))
             self._waiting.remove(request)
             request.marks.admitted = time.perf_counter()
-            self._reading.append(request)
+            self._matched.append(request)
             self._guard(request, partial(self._match, request))
 
     def _match(self, request: Request) -> None:
-        request.reading = request.work.match(request)
+        request.work.match(request)
         request.marks.matched = time.perf_counter()
 
+    def _reserve(self) -> None:
+        """Give requests their room in the order of admission: what does not fit holds others back, so none starves."""
+        while self._matched:
+            request = self._matched[0]
+            self._guard(request, partial(self._take_room, request))
+            if request in self._matched:
+                return
+
+    def _take_room(self, request: Request) -> None:
+        if request.work.reserve(request):
+            self._matched.remove(request)
+            self._reading.append(request)
+        elif len(self._matched) == len(self._active):
+            raise request.work.no_room(request)
+
     def _collect(self) -> None:
-        """Move requests whose bytes are in, and for whom there is room, to prefill."""
+        """Move requests whose bytes are in to prefill."""
         for request in list(self._reading):
             if request.reading is None or request.reading.done():
-                self._guard(request, partial(self._prepare, request))
+                self._guard(request, partial(self._load, request))
 
-    def _prepare(self, request: Request) -> None:
-        if request.reading is not None:
-            request.reading.result()
-        if not request.work.prepare(request):
-            if len(self._active) == len(self._reading) and self._reading[0] is request:
-                raise MemoryBudgetError(
-                    "this request does not fit the memory budget: raise it with memory=, lower max_tokens, shorten the "
-                    "conversation (rewind), or unpin agents if some are pinned."
-                )
-            return
+    def _load(self, request: Request) -> None:
+        request.work.load(request)
         self._reading.remove(request)
         request.marks.restored = time.perf_counter()
         self._prefilling.append(request)
@@ -179,6 +209,16 @@ class Scheduler:
         self._forget(request)
         request.events.put(Event(reply=reply))
 
+    def _run_later(self) -> None:
+        ready = [later for later in self._later if later.reading.done()]
+        self._later = [later for later in self._later if later not in ready]
+        for later in ready:
+            try:
+                later.job()
+                later.done.set_result(None)
+            except Exception as error:  # noqa: BLE001  # whoever waits gets whatever it was
+                later.done.set_exception(error)
+
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _guard(self, request: Request, stage: Callable[[], None]) -> None:
@@ -195,6 +235,6 @@ class Scheduler:
             request.events.put(error)  # whatever fails: somebody waits for this
 
     def _forget(self, request: Request) -> None:
-        for stage in (self._waiting, self._reading, self._prefilling, self._decoding, self._closing):
+        for stage in (self._waiting, self._matched, self._reading, self._prefilling, self._decoding, self._closing):
             if request in stage:
                 stage.remove(request)
