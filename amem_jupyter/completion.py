@@ -17,7 +17,7 @@ HEADS = {"%%agent": CELL_AGENT, "%%agents": CELL_AGENTS, "%agent": LINE_AGENT}
 
 
 def complete(line: str, names: Names) -> list[str] | None:
-    """What the last word of `line` can become; None if the line is not one of ours.
+    """What the last word of `line` can become; None if the line is not one of ours, or wants a file.
 
     `names` tells the names of a kind of thing: agents, models, settings.
     """
@@ -34,8 +34,8 @@ def complete(line: str, names: Names) -> list[str] | None:
     return [] if command is None else _words_of(command, words[1:], last, names)
 
 
-def _words_of(command: Command, words: list[str], last: str, names: Names) -> list[str]:
-    """What can stand after `words` of a command."""
+def _words_of(command: Command, words: list[str], last: str, names: Names) -> list[str] | None:
+    """What can stand after `words` of a command; None where IPython completes files."""
     before = command.option(words[-1]) if words else None
     if before is not None and before.metavar:
         return _starting(before.choices, last)
@@ -48,6 +48,8 @@ def _words_of(command: Command, words: list[str], last: str, names: Names) -> li
     wanted = command.positionals[min(n_given, len(command.positionals) - 1) :][:1]
     if not wanted or (n_given >= len(command.positionals) and not wanted[0].many):
         return []
+    if wanted[0].kind == "file":
+        return None
     known = [*BY_NAME, *MAGICS] if wanted[0].kind == "command" else names(wanted[0].kind)
     return _starting([name for name in known if name not in words], last)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
-from traitlets import Enum, Float, Integer, TraitError, Unicode
+from traitlets import Bunch, Enum, Float, Integer, TraitError, Unicode, validate
 
 from amem_jupyter.asking import Request, Settings, ask_together, dry_run_text, request_of, stream_reply
 from amem_jupyter.cells import Cells
-from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT
+from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT, SAMPLING
 from amem_jupyter.errors import in_one_line, is_refusal
 from amem_jupyter.live import CardView, Output, ReplyView, TerminalView
 from amem_jupyter.manual import describe, overview
@@ -21,7 +21,7 @@ from amem_jupyter.maps import Maps
 from amem_jupyter.parse import Arguments, parse, parse_amem
 from amem_jupyter.protocol import EngineLike
 from amem_jupyter.reply import CellReplies, CellReply
-from amem_jupyter.session import EngineSettings, Session, session_of
+from amem_jupyter.session import OF_ENGINE, EngineSettings, Session, session_of
 from amem_jupyter.space import default_space
 from amem_jupyter.subcommands import Subcommands
 from amem_jupyter.tables import text_picture
@@ -44,17 +44,31 @@ class AmemMagics(Magics):
     codec = Unicode("auto", help="how K and V are stored").tag(config=True)
     attention = Enum(["auto", "reference"], "auto", help="attention backend").tag(config=True)
     max_tokens = Integer(512, min=1, help="most tokens of a reply").tag(config=True)
-    temperature = Float(0.0, min=0.0, help="0 is greedy").tag(config=True)
-    top_p = Float(1.0, min=0.0, max=1.0, help="sample from the likeliest tokens that make up this much").tag(
-        config=True
-    )
+    temperature = Float(0.0, help="0 is greedy").tag(config=True)
+    top_p = Float(1.0, help="sample from the likeliest tokens that make up this much").tag(config=True)
     format = Enum(FORMATS, "md", help="how replies are shown").tag(config=True)
 
     shell: InteractiveShell
 
+    @validate("temperature", "top_p")
+    def _check_sampling(self, proposal: Bunch) -> float:
+        """The bounds of a cell's own options; NaN is within none."""
+        name, value = proposal["trait"].name, proposal["value"]
+        try:
+            (option,) = (option for option in SAMPLING if option.name == name)
+            option.convert(str(value))
+        except ValueError as error:
+            raise TraitError(f"it must be {error}") from None
+        return float(value)
+
+    def _forget_choice(self, change: Bunch) -> None:
+        """A setting that was made later than %amem load or space takes its place."""
+        self.session.chosen.pop(change["name"], None)
+
     def __init__(self, shell: InteractiveShell) -> None:
-        super().__init__(shell)
         self.session: Session = session_of(shell)
+        super().__init__(shell)
+        self.observe(self._forget_choice, list(OF_ENGINE))
         self.cells = Cells(shell)
         self.maps = Maps(self._block_map)
         self._subcommands = Subcommands(self)
@@ -115,6 +129,7 @@ class AmemMagics(Magics):
         """Set one option from a text."""
         try:
             self.set_trait(name, self.traits()[name].from_string(text))
+            self.session.chosen.pop(name, None)
         except (TraitError, ValueError) as error:
             raise UsageError(f"{name} cannot be {text!r}: {error}") from None
 

@@ -165,9 +165,10 @@ def place(command: Command, words: list[str], values: dict[str, Any]) -> None:
     left = list(words)
     for positional in command.positionals:
         if positional.many:
-            if not left:
+            if not left and positional.required:
                 raise UsageError(f"no {positional.name}. Usage: {usage(command)}")
-            values[positional.name] = tuple(dict.fromkeys(left))
+            each = dict.fromkeys(convert(positional.name, positional.convert, word) for word in left)
+            values |= {positional.name: tuple(each)} if each else {}
             left = []
         elif left:
             values[positional.name] = convert(positional.name, positional.convert, left.pop(0))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from amem.model.capacity import CapacityRow
     from amem.results import AgentStatus, BlockMap, EngineStatus, Event, Reply, TurnInfo
+    from amem.store import VerifyReport
 
 
 class AgentLike(Protocol):
@@ -81,6 +83,10 @@ class AgentLike(Protocol):
         """Delete all about it."""
         ...
 
+    def export(self, file: str) -> int:
+        """Write all of it to a file; gives the file's bytes."""
+        ...
+
 
 class EngineLike(Protocol):
     """An engine."""
@@ -101,8 +107,28 @@ class EngineLike(Protocol):
         """The engine now."""
         ...
 
-    def verify(self) -> object:
+    def verify(self, *, repair: bool = False) -> VerifyReport:
         """Check the store."""
+        ...
+
+    def capacity(self, contexts: Sequence[int] = ()) -> Sequence[CapacityRow]:
+        """How many agents fit."""
+        ...
+
+    def import_agent(self, file: str, name: str | None = None) -> AgentLike:
+        """An agent of an exported file."""
+        ...
+
+    def spaces(self) -> list[str]:
+        """All spaces that have agents."""
+        ...
+
+    def cell_ids(self, space: str) -> Collection[str]:
+        """The cells that made a space's turns."""
+        ...
+
+    def adopt(self, space: str) -> list[str]:
+        """Take a space's agents into this one; gives their names."""
         ...
 
     def close(self) -> None:

@@ -87,6 +87,8 @@ def stage_words(event: Event | None) -> str:
     """What goes on before the first token."""
     if event is None or not event.stage:
         return "starting"
+    if event.stage == "restore" and event.total:
+        return f"restoring {count(event.total, 'token')} from disk"
     words = STAGES.get(event.stage, event.stage)
     return f"{words}, {event.done} of {event.total} tokens" if event.total else words
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from weakref import WeakKeyDictionary
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from amem_jupyter.errors import is_refusal
+from amem_jupyter.errors import Interrupted, is_refusal
 from amem_jupyter.markup import duration
 from amem_jupyter.parse import nearest
 from amem_jupyter.protocol import AgentLike, EngineLike
@@ -28,6 +28,9 @@ class EngineSettings:
     disk: str | None = None
     codec: str = "auto"
     attention: str = "auto"
+
+
+OF_ENGINE = frozenset(field.name for field in fields(EngineSettings))  #: settings that an engine is made with
 
 
 def open_engine(settings: EngineSettings, progress: Callable[[str], None]) -> EngineLike:
@@ -70,8 +73,10 @@ class Session:
         began = time.perf_counter()
         try:
             engine = open_engine(wanted, tell)
-        except BaseException:
+        except BaseException as error:
             tell(f"{name} was not loaded")
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted(f"interrupted; {name} was not loaded") from None
             raise
         old, self.engine, self.opened_with = self.engine, engine, wanted
         if old is not None:

@@ -10,17 +10,18 @@ from IPython.core.error import UsageError
 from amem_jupyter.commands import BY_NAME, MAGICS
 from amem_jupyter.live import Output
 from amem_jupyter.manual import describe, overview
-from amem_jupyter.markup import Picture, count
+from amem_jupyter.markup import Picture, count, size
 from amem_jupyter.parse import Arguments, nearest
 from amem_jupyter.protocol import AgentLike, EngineLike
-from amem_jupyter.session import existing_agent
+from amem_jupyter.session import OF_ENGINE, existing_agent
 from amem_jupyter.tables import (
     agent_line,
+    capacity_picture,
     history_picture,
-    report_picture,
     status_picture,
     text_picture,
     tree_picture,
+    verify_picture,
 )
 
 if TYPE_CHECKING:
@@ -110,11 +111,22 @@ class Subcommands:
         self._magics.maps.forget(lambda live: live.agent == agent.name)
         _say(f"{agent.name} is deleted")
 
-    def _verify(self, _arguments: Arguments) -> None:
-        _show(report_picture(self._engine.verify()))
+    def _export(self, arguments: Arguments) -> None:
+        agent, file = self._agent(arguments), arguments.get("FILE")
+        _say(f"{agent.name} is written to {file} ({size(agent.export(file))})")
+
+    def _import(self, arguments: Arguments) -> None:
+        self._changed(self._engine.import_agent(arguments.get("FILE"), name=arguments.get("as")))
+
+    def _verify(self, arguments: Arguments) -> None:
+        _show(verify_picture(self._engine.verify(repair=arguments.get("repair", False))))
+
+    def _capacity(self, arguments: Arguments) -> None:
+        _show(capacity_picture(self._engine.capacity(arguments.get("N", ()))))
 
     def _space(self, arguments: Arguments) -> None:
-        space, wanted = self._magics.settings().space, arguments.get("SPACE")
+        opened = self._magics.session.opened_with
+        space, wanted = (opened or self._magics.settings()).space, arguments.get("SPACE")
         if wanted is None or wanted == space:
             _say(f"space {space}")
             return
@@ -140,7 +152,10 @@ class Subcommands:
             self._magics.set_option(name, value)
             options = self._magics.options()
         shown = {name: options[name]} if name is not None else options
-        _say("\n".join(f"{key} = {shown[key]!r}" for key in shown))
+        lines = [f"{key} = {shown[key]!r}" for key in shown]
+        if value is not None and name in OF_ENGINE and self._magics.session.engine is not None:
+            lines[0] += " (from the next %amem load on)"
+        _say("\n".join(lines))
 
     def _help(self, arguments: Arguments) -> None:
         name = arguments.get("COMMAND")

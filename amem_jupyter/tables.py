@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING
 
 from amem_jupyter.markup import (
+    GREEN,
     LINE,
     RESIDENCY,
     SMALL,
@@ -25,7 +25,9 @@ from amem_jupyter.markup import (
 )
 
 if TYPE_CHECKING:
+    from amem.model.capacity import CapacityRow
     from amem.results import AgentStatus, BlockInfo, BlockMap, EngineStatus, TurnInfo
+    from amem.store import VerifyReport
 
 EXCERPT = 72
 
@@ -169,18 +171,30 @@ def _lines(turns: Sequence[TurnInfo]) -> list[tuple[int, TurnInfo]]:
     return lines
 
 
-def report_picture(report: object) -> Picture:
-    """`%amem verify`: a report's figures, one a line."""
-    if not is_dataclass(report) or isinstance(report, type):
-        return text_picture(str(report))
-    lines = [f"{name.replace('_', ' ')}: {_figure(value)}" for name, value in asdict(report).items()]
-    return text_picture("\n".join(lines))
+def verify_picture(report: VerifyReport) -> Picture:
+    """`%amem verify`: the verdict, what was read, then each problem on a line of its own."""
+    verdict = "✓ all is as it was written"
+    if report.problems:
+        mended = "set aside or rebuilt" if report.repaired else "%amem verify --repair mends what can be mended"
+        verdict = f"! {count(len(report.problems), 'problem')}: {mended}"
+    elif report.skipped:
+        verdict = "✓ what could be read is as it was written"
+    snapshots = count(report.snapshots, "snapshot")
+    read = f"{count(report.agents, 'agent')}, {count(report.blocks, 'block')} and {snapshots}: {size(report.nbytes)}"
+    details = [*report.problems, *(f"not checked: {reason}" for reason in report.skipped)]
+    colour = STOPPED if report.problems else GREEN
+    rich = [div(f"<b>{esc(verdict)}</b>", f"color:{colour}"), div(faint(esc(f"read {read}")))]
+    rich += [div(esc(detail)) for detail in details]
+    return Picture(_panel("".join(rich)), "\n".join([verdict, f"read {read}", *(f"  {line}" for line in details)]))
 
 
-def _figure(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return "".join(f"\n  {item}" for item in value) if value else "none"
-    return str(value)
+def capacity_picture(rows: Sequence[CapacityRow]) -> Picture:
+    """`%amem capacity`: a line per length and codec."""
+    title = f"{rows[0].model}: agents that fit {size(rows[0].memory_nbytes)} of K and V"
+    head = ("tokens of each", "codec", "one takes at most", "agents")
+    lines = [(str(row.context), row.codec, size(row.agent_nbytes_most), str(row.agents)) for row in rows]
+    fits = table(head, lines, numeric=(0, 2, 3))
+    return Picture(_panel(div(f"<b>{esc(title)}</b>") + fits.html), f"{title}\n{fits.text}")
 
 
 def text_picture(text: str) -> Picture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from amem.results import AgentStatus, BlockMap, Event, Reply, TurnInfo
@@ -259,6 +260,20 @@ class Agent:
     def unpin(self) -> None:
         """Undo `pin`."""
         self._engine.with_session(self.name, lambda session: session.pin(False))
+
+    def export(self, file: str | Path) -> int:
+        """Write all of the agent to one file, which must not exist yet; gives its bytes. The agent may go on.
+
+        Raises
+        ------
+            InputError: the file exists already.
+            StoreError: it cannot be written.
+        """
+        from amem.store import export_agent
+
+        return self._engine.with_session(
+            self.name, lambda session: export_agent(session.store, Path(file).expanduser())
+        )
 
     def delete(self) -> None:
         """Delete the agent, its transcript and every stored byte of it. Forks live on with their own copy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +15,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from amem.agent import Agent, ReplyStream, Seed
-from amem.errors import AgentLocked, AmemError, EngineClosed, InputError
+from amem.errors import AgentLocked, AmemError, Cancelled, EngineClosed, InputError
 from amem.results import AgentStatus, EngineStatus, Reply, Residency
 from amem.run.owner import OwnerThread
 from amem.run.worker import Workers
 from amem.sizes import parse_size
 
 if TYPE_CHECKING:
+    from amem.model.capacity import CapacityRow
     from amem.opening import Opened
     from amem.run.request import Request
     from amem.session import AgentSession
@@ -88,25 +90,36 @@ class Engine:
         self._space = space
         sessions: dict[str, AgentSession] = {}
         readers, writer = Workers(2, "amem-read"), Workers(1, "amem-write")
-        try:
-            self._opened: Opened = self._owner.call(
-                lambda: open_parts(
-                    name,
-                    root,
-                    budget=budget,
-                    quota=quota,
-                    codec=codec,
-                    attention=attention,
-                    prefill_chunk=prefill_chunk,
-                    max_batch=max_batch,
-                    readers=readers,
-                    writer=writer,
-                    sessions=lambda: list(sessions.values()),
-                    progress=progress,
-                )
+        given_up = threading.Event()
+
+        def tell(sentence: str) -> None:
+            if given_up.is_set():
+                raise Cancelled("the loading was interrupted.")
+            if progress is not None:
+                progress(sentence)
+
+        opening = self._owner.submit(
+            lambda: open_parts(
+                name,
+                root,
+                budget=budget,
+                quota=quota,
+                codec=codec,
+                attention=attention,
+                prefill_chunk=prefill_chunk,
+                max_batch=max_batch,
+                readers=readers,
+                writer=writer,
+                sessions=lambda: list(sessions.values()),
+                progress=tell,
             )
+        )
+        try:
+            self._opened: Opened = opening.result()
         except BaseException:
-            self._owner.close()
+            given_up.set()  # an interrupt does not wait for the load, which ends at its next step
+            opening.add_done_callback(_let_go)
+            self._owner.close(wait=opening.done())
             readers.shutdown()
             writer.shutdown()
             raise
@@ -213,6 +226,69 @@ class Engine:
             session.store.delete()
 
         self.with_idle_session(name, delete)
+
+    def import_agent(self, file: str | Path, name: str | None = None) -> Agent:
+        """Make an agent in this space of a file that `Agent.export` wrote, under its own name or another.
+
+        Raises
+        ------
+            InputError: there is no such file, or an agent of that name already.
+            CorruptState: the file is damaged, or no export; nothing was imported.
+        """
+        from amem.store import import_agent
+
+        def run() -> str:
+            with import_agent(self._parts.store, Path(file).expanduser(), name=name, space=self._space) as agent:
+                return agent.name
+
+        return Agent(self, self._owner.call(run))
+
+    # -- spaces --------------------------------------------------------------------------------------------------
+
+    def spaces(self) -> list[str]:
+        """Names of all spaces of the store that have agents, the most recently used first."""
+        return self._owner.call(lambda: list(dict.fromkeys(entry.space for entry in self._parts.store.agents())))
+
+    def cell_ids(self, space: str) -> frozenset[str]:
+        """Ids of all notebook cells that made turns of a space's agents.
+
+        Raises
+        ------
+            AgentLocked: another engine or process is writing to one of them.
+        """
+
+        def read() -> frozenset[str]:
+            found: set[str] = set()
+            for entry in self._parts.store.agents(space):
+                with self._parts.store.borrow(entry.key) as agent:
+                    found.update(turn.cell_id for turn in agent.turns().values() if turn.cell_id is not None)
+            return frozenset(found)
+
+        return self._owner.call(read)
+
+    def adopt(self, space: str) -> list[str]:
+        """Take all agents of another space into this one; gives their names.
+
+        Raises
+        ------
+            InputError: both spaces have an agent of the same name; nothing has changed.
+            AgentLocked: another engine or process is writing to one of them.
+        """
+
+        def move() -> list[str]:
+            store = self._parts.store
+            theirs = store.agents(space)
+            both = {entry.name for entry in theirs} & {entry.name for entry in store.agents(self._space)}
+            if both and space != self._space:
+                raise InputError(
+                    f"both spaces have an agent {min(both)!r}: rename, export or delete one of them first."
+                )
+            for entry in theirs:
+                with store.borrow(entry.key) as agent:
+                    agent.move(self._space)
+            return [entry.name for entry in theirs]
+
+        return self._owner.call(move)
 
     def with_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
         """Run a job on the session of an agent that exists, in the owner thread.
@@ -397,8 +473,23 @@ class Engine:
         with self._parts.store.borrow(entry.key) as store:
             return AgentSession(self._parts, store).status()
 
+    def capacity(self, contexts: Sequence[int] = ()) -> tuple[CapacityRow, ...]:
+        """How many agents of these many tokens (default: 4K to 32K) fit the memory budget, codec by codec.
+
+        Raises
+        ------
+            InputError: a context is not at least one token.
+        """
+        from amem.model.capacity import CONTEXTS, capacity_table
+
+        if contexts and min(contexts) < 1:
+            raise InputError("a context has at least one token.")
+        parts = self._parts
+        specs = {parts.model_name: parts.layout.spec}
+        return capacity_table(specs, memory_bytes=parts.pool.total, contexts=contexts or CONTEXTS)
+
     def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every stored byte of every agent against its checksum."""
+        """Check every stored byte of every agent against its checksum; ``repair`` mends what can be mended."""
         from amem.store import verify
 
         return self._owner.call(lambda: verify(self._parts.store, repair=repair))
@@ -442,6 +533,13 @@ def _check_text(what: str, text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{what} holds half of a character (a lone surrogate): remove it.") from error
+
+
+def _let_go(opening: Future[Opened]) -> None:
+    """Close what was opened for nobody; called in the owner thread if the load is still going on."""
+    if opening.exception() is None:
+        opening.result().parts.store.close()
+        opening.result().finish()
 
 
 def _cancel_queued(future: Future[Request]) -> None:

@@ -248,8 +248,8 @@ class TurnWork:
             )
         later = [str(turn_id) for turn_id in self._history.left if turn_id != turn]
         if saved and later:
-            left = ", ".join(later)
-            self._notes.append(f"Run again from an earlier point; left on another branch: turns {left}.")
+            left = f"turn{'s' if len(later) > 1 else ''} {', '.join(later)}"
+            self._notes.append(f"Run again from an earlier point; left on another branch: {left}.")
         metrics = self._metrics(request, saved, (time.perf_counter() - started) * 1e3)
         session.notes = []
         session.last_ttft_ms = metrics.ttft_ms

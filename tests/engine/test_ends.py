@@ -196,3 +196,30 @@ def test_engine_options_that_lead_nowhere_are_refused(options, tiny_model_path, 
 
     with pytest.raises(AmemError):
         Engine(**{"model": tiny_model_path, "store": tmp_path / "store", **options})
+
+
+def test_an_interrupted_load_is_not_waited_for(tiny_model_path, tmp_path):
+    """The caller goes on at once; what was loaded is let go of, and the next engine finds the store free."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(_sentence):
+        inside.set()
+        go_on.wait(60)
+
+    def interrupt():
+        inside.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = set(threading.enumerate())
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        Engine(tiny_model_path, tmp_path / "store", memory="200MB", progress=slow)
+    assert not go_on.is_set()  # the load still waits for this, and we do not
+    interrupter.join()
+    (owner,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "amem-owner"]
+    go_on.set()
+    owner.join(60)
+    assert not owner.is_alive()
+    with Engine(tiny_model_path, tmp_path / "store", memory="200MB") as engine:
+        assert engine.agents() == []

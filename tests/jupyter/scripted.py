@@ -10,8 +10,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 from amem.errors import InputError, ModelError, UnknownTurn
+from amem.model.capacity import CapacityRow
 from amem.results import (
     AgentStatus,
     BlockInfo,
@@ -25,6 +27,7 @@ from amem.results import (
     Residency,
     TurnInfo,
 )
+from amem.store import VerifyReport
 
 MODEL = "scripted-1m"
 BYTES_PER_TOKEN = 100
@@ -48,7 +51,8 @@ class Script:
         self.lines = deque()
         self.asked = []
         self.opened = []
-        self.closed = 0
+        self.problems = []  # what verify finds
+        self.spaces = {}  # cell ids by space, of agents that other notebooks have made
 
     def enqueue(self, *pieces, error=None, error_at=0, delay_s=0.0, **changes):
         """Say this next; `changes` are put into its metrics."""
@@ -190,6 +194,11 @@ class ScriptedAgent:
     def unpin(self):
         self.state.pinned = False
 
+    def export(self, file):
+        if Path(file).exists():
+            raise InputError(f"{file} exists already; choose another file name")
+        return Path(file).write_bytes(b"x" * 1500)
+
     def delete(self):
         del self.engine.states[self.name]
 
@@ -229,6 +238,8 @@ class ScriptedEngine:
         model = getattr(settings, "model", None) or MODEL
         if "missing" in model:
             raise ModelError(f"there is no model {model!r}.")
+        if "endless" in model:
+            raise KeyboardInterrupt
         self.model = model
         self.settings = settings
         self.space = getattr(settings, "space", "default")
@@ -263,8 +274,35 @@ class ScriptedEngine:
             bytes_written=0, store="/tmp/store", space=self.space, agents=agents,
         )  # fmt: skip
 
-    def verify(self):
-        return "all blocks are as they were written"
+    def verify(self, *, repair=False):
+        problems = [] if repair else list(script.problems)
+        return VerifyReport(len(self.states), 3, 1, 34_200, problems, False, [])
+
+    def capacity(self, contexts=()):
+        return [
+            CapacityRow(
+                self.model, n, "q4", 4_000_000_000, n * 90, n * BYTES_PER_TOKEN, 0, 4_000_000_000 // (n * 100), 0, 0
+            )
+            for n in contexts or (4096,)
+        ]
+
+    def import_agent(self, file, name=None):
+        if not Path(file).exists():
+            raise InputError(f"there is no file {file}")
+        state = self.states[name or Path(file).stem] = AgentState()
+        state.add("Hello", "You said: Hello", None)
+        return ScriptedAgent(self, name or Path(file).stem)
+
+    def spaces(self):
+        return list(script.spaces)
+
+    def cell_ids(self, space):
+        return script.spaces[space]
+
+    def adopt(self, space):
+        del script.spaces[space]
+        self.agent("planner").state.add("Hello", "You said: Hello", None)
+        return ["planner"]
 
     def close(self):
         self.is_closed = True

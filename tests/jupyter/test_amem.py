@@ -119,6 +119,13 @@ def test_a_model_that_cannot_be_loaded_leaves_the_engine(notebook, script, plann
     assert notebook.engine.settings.model is None
 
 
+def test_an_interrupted_load_is_one_line_and_leaves_the_engine(notebook, planner):
+    """No frames of ours, and the agents are there."""
+    seen = notebook.fails("%amem load endless/model")
+    assert seen.strip() == "KeyboardInterrupt: interrupted; endless/model was not loaded"
+    assert not notebook.engine.is_closed
+
+
 def test_loading_tells_how_it_goes(notebook):
     """A line that changes in place, and ends with what was loaded."""
     notebook.run("%amem load")
@@ -188,10 +195,63 @@ def test_a_space_can_be_changed(notebook, script):
     assert "space other (was team)" in notebook.text
 
 
-def test_verify_shows_the_report(notebook):
-    """As the engine gives it."""
+def test_verify_gives_its_verdict_and_each_problem_a_line(notebook, script, planner):
+    """--repair mends what it can."""
     notebook.run("%amem verify")
-    assert "all blocks are as they were written" in notebook.text
+    assert notebook.text == "✓ all is as it was written\nread 1 agent, 3 blocks and 1 snapshot: 34.2 kB"
+    script.problems = ["agent 'planner': block abc is damaged: its checksum differs", "agent 'critic': <b>"]
+    notebook.run("%amem verify")
+    verdict, _, first, _last = notebook.text.splitlines()
+    assert verdict == "! 2 problems: %amem verify --repair mends what can be mended"
+    assert first == "  agent 'planner': block abc is damaged: its checksum differs"
+    assert "&lt;b&gt;" in notebook.shown[-1]["data"]["text/html"]
+    notebook.run("%amem verify --repair")
+    assert notebook.text.startswith("✓")
+
+
+def test_an_agent_goes_into_a_file_and_comes_out_of_it(notebook, planner, tmp_path):
+    """And the file is never written over."""
+    file = tmp_path / "planner.amem"
+    notebook.run(f"%amem export planner '{file}'")
+    assert notebook.text == f"planner is written to {file} (1.5 kB)"
+    assert "exists already" in notebook.fails(f"%amem export planner '{file}'")
+    notebook.run(f"%amem import '{file}' --as again")
+    assert "again: ■ hot · 200 tokens in 1 turn" in notebook.text
+    assert "there is no file" in notebook.fails("%amem import nowhere.amem")
+
+
+def test_capacity_is_a_table(notebook):
+    """For these lengths, or for some usual ones."""
+    notebook.run("%amem capacity 1000 2000")
+    title, _, *rows = [line.split() for line in notebook.text.split("loaded", 1)[-1].splitlines()[1:]]
+    assert "".join(title) == "scripted-1m:agentsthatfit4GBofKandV"
+    assert [row[0] for row in rows] == ["1000", "2000"]
+    assert [row[-1] for row in rows] == ["40000", "20000"]
+
+
+def test_a_setting_counts_after_a_choice_by_hand(notebook, script):
+    """%amem config and %config, made later, replace what load and space chose; the open engine stays until load."""
+    notebook.run("%amem load first/model")
+    notebook.run("%amem space team")
+    notebook.run("%amem config model second/model")
+    assert notebook.text == "model = 'second/model' (from the next %amem load on)"
+    notebook.run("%config AmemMagics.space = 'others'")
+    notebook.run("%amem space")
+    assert notebook.text == "space team"
+    notebook.run("%amem load")
+    assert (notebook.engine.model, notebook.engine.space) == ("second/model", "others")
+    notebook.run("%amem load first/model")
+    notebook.run("%amem config model second/model")
+    notebook.run("%amem load")
+    assert notebook.engine.model == "second/model"
+
+
+@pytest.mark.parametrize("setting", ["temperature nan", "temperature -1", "temperature inf", "top_p 0", "top_p nan"])
+def test_a_setting_has_the_bounds_of_the_option(notebook, setting):
+    """Refused at once, not at the next cell."""
+    before = notebook.shell.magics_manager.registry["AmemMagics"].options()
+    assert "it must be a number" in notebook.fails(f"%amem config {setting}")
+    assert notebook.shell.magics_manager.registry["AmemMagics"].options() == before
 
 
 def test_config_lists_and_sets(notebook):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from amem.results import EngineStatus, Event, Match, Residency, TurnInfo
 from amem_jupyter.markup import block_strip, duration, markdown, shares, size
 from amem_jupyter.render import live_card, reply_card, side_by_side, stopped_card
-from amem_jupyter.tables import history_picture, map_picture, report_picture, status_picture, tree_picture
+from amem_jupyter.tables import history_picture, map_picture, status_picture, tree_picture
 from tests.jupyter.scripted import ScriptedEngine, blocks, reply
-
-
-@dataclass
-class EngineReport:
-    agents: int
-    problems: list
-
 
 VOID = {"br", "hr"}
 ALLOWED = {
@@ -296,13 +289,6 @@ def test_history_shows_prompts_and_replies():
     assert "you: <b>x</b>" in picture.text
     assert "&lt;b&gt;x" in picture.html
     assert "no turns" in history_picture("planner", []).text
-
-
-def test_a_report_is_listed():
-    """A dataclass figure by figure, anything else as its text."""
-    assert "agents: 0" in report_picture(EngineReport(0, ["a is bad"])).text
-    assert "a is bad" in report_picture(EngineReport(0, ["a is bad"])).text
-    assert report_picture("fine").text == "fine"
 
 
 def test_a_cold_start_says_so():

@@ -82,12 +82,12 @@ class OwnerThread:
         if not self._closed:
             self._jobs.put(lambda: None)
 
-    def close(self) -> None:
-        """Finish the jobs that are queued, then end."""
+    def close(self, *, wait: bool = True) -> None:
+        """Finish the jobs that are queued, then end; without ``wait`` the caller does not see the end."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
-        if not self.is_current:
+        if wait and not self.is_current:
             self._thread.join()
 
     def _run(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.errors import CorruptState, InputError, StoreError
-from amem.store import facts, faults, files, forking, opening, quota, transcript
+from amem.store import facts, faults, files, forking, names, opening, quota, transcript
 from amem.store.blockfiles import BlockFiles
 from amem.store.commit import add_realization, history_of
 from amem.store.database import Database, check_text
@@ -362,6 +362,20 @@ class AgentStore:
     def fork(self, name: str, space: str, at: int | None = None) -> AgentStore:
         """A new agent with the turns up to ``at`` (the head if None), open. Block files are linked, not copied."""
         return self._store.fork(self, name, space, at)
+
+    def move(self, space: str) -> None:
+        """Give the agent to another space. Raises InputError: there is an agent of its name already.
+
+        The index comes first: after a kill in between the agent is still listed where it was, and can be moved again.
+        """
+        label = names.label(self.name, space)
+        with self._lock, files.explained(f"move agent {self.name!r}", self.root):
+            self._check_open()
+            self._index.relabel(self.key, label)
+            with self._saving("move the agent") as rows:
+                rows.append(facts.label_row(label))
+            names.write_label(self.root, label)
+            self.space, self._label = space, label
 
     def delete(self) -> Deleted:
         """Close the agent and remove all of it."""

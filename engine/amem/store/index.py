@@ -148,7 +148,7 @@ class Index:
             return label
         said = [row for row in transcript.read(folder)[0] if row["kind"] == "agent"]
         try:
-            label = names.label(said[0]["name"], said[0]["space"])
+            label = names.label(said[-1]["name"], said[-1]["space"])
         except (IndexError, KeyError, InputError):
             label = Label(f"recovered-{folder.name[:8]}", "")
         names.write_label(folder, label)
@@ -214,6 +214,14 @@ class Index:
         query = "SELECT after FROM transitions WHERE space = ? AND before = ? ORDER BY weight DESC LIMIT ?"
         with self.using() as connection:
             return [row[0] for row in connection.execute(query, (space_key, from_key, max(0, limit)))]
+
+    def relabel(self, key: str, label: Label) -> None:
+        """Give an agent another label. Raises NameTakenError."""
+        with self.using() as connection:
+            try:
+                connection.execute("UPDATE agents SET digest = ? WHERE key = ?", (label.digest, key))
+            except sqlite3.IntegrityError as error:
+                raise NameTakenError(f"there is an agent {label.name!r} in {label.space!r} already") from error
 
     def remove(self, key: str, displace: Callable[[], None]) -> None:
         """Remove an agent; ``displace`` takes its folder away. Its row leaves the log, too."""
