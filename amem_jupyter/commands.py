@@ -181,6 +181,7 @@ SUBCOMMANDS = (
     Command("checkout", "stand an agent on another turn of its tree", (NAME, TURN)),
     Command("evict", "take agents' K and V out of memory; they stay on disk", (NAMES,)),
     Command("restore", "bring agents' K and V from disk into memory", (NAMES,)),
+    Command("prefetch", "begin to bring agents' K and V into memory, and go on at once", (NAMES,)),
     Command("pin", "keep agents in memory", (NAMES,)),
     Command("unpin", "let agents be evicted again", (NAMES,)),
     Command("delete", "delete an agent: its text, its K and V, its files", (NAME,),

@@ -67,8 +67,8 @@ class AgentLike(Protocol):
         """Take its K/V out of memory."""
         ...
 
-    def restore(self) -> object:
-        """Bring its K/V into memory."""
+    def restore(self, *, background: bool = False) -> object:
+        """Bring its K/V into memory; in the background if others are to be served meanwhile."""
         ...
 
     def pin(self) -> object:

@@ -96,6 +96,12 @@ class Subcommands:
     def _restore(self, arguments: Arguments) -> None:
         self._each(arguments, lambda agent: agent.restore())
 
+    def _prefetch(self, arguments: Arguments) -> None:
+        agents = [existing_agent(self._engine, name) for name in arguments.get("NAME")]
+        for agent in agents:
+            agent.restore(background=True)
+        _say(f"on the way into memory: {', '.join(agent.name for agent in agents)}")
+
     def _pin(self, arguments: Arguments) -> None:
         self._each(arguments, lambda agent: agent.pin())
 

@@ -185,7 +185,7 @@ class ScriptedAgent:
     def evict(self):
         self.state.residency = Residency.WARM
 
-    def restore(self):
+    def restore(self, *, background=False):
         self.state.residency = Residency.HOT
 
     def pin(self):

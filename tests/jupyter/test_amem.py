@@ -85,6 +85,10 @@ def test_memory_is_moved_by_hand(notebook, planner):
     assert planner.status.residency is Residency.WARM
     notebook.run("%amem restore planner")
     assert planner.status.residency is Residency.HOT
+    notebook.run("%amem evict critic")
+    notebook.run("%amem prefetch critic")
+    assert notebook.text == "on the way into memory: critic"
+    assert notebook.engine.agent("critic").status.residency is Residency.HOT
     notebook.run("%amem pin planner")
     assert planner.status.pinned
     notebook.run("%amem unpin planner")

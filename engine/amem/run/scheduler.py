@@ -109,8 +109,6 @@ class Scheduler:
     def _match(self, request: Request) -> None:
         request.work.match(request)
         request.marks.matched = time.perf_counter()
-        if request.reading is not None:
-            request.events.put(Event(stage="restore", total=request.n_reused))
 
     def _reserve(self) -> None:
         """Give requests their room in the order of admission: what does not fit holds others back, so none starves."""
@@ -124,6 +122,8 @@ class Scheduler:
         if request.work.reserve(request):
             self._matched.remove(request)
             self._reading.append(request)
+            if request.reading is not None:
+                request.events.put(Event(stage="restore", total=request.n_reused))
         elif len(self._matched) == len(self._active):
             raise request.work.no_room(request)
 
