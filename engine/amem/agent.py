@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from amem.results import AgentStatus, BlockMap, Event, Reply, TurnInfo
 
@@ -167,20 +167,92 @@ class Agent:
     async def astream(self, message: str, **options: object) -> AsyncIterator[Event]:
         """`stream` for async callers; takes the same options."""
         request = self._engine.submit(self.name, message, **options)  # type: ignore[arg-type]  # checked by submit
-        finished = False
-        try:
-            while not finished:
-                event = await asyncio.to_thread(_next_event, request)
-                if event is None:
-                    continue
-                if isinstance(event, BaseException):
-                    finished = True
-                    raise event
-                finished = event.reply is not None
-                yield event
-        finally:
-            if not finished:
-                request.cancel()
+        async for event in _events(request):
+            yield event
+
+    # -- whole conversations ---------------------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        """Send a whole conversation, as clients of a chat API do, and wait for the reply to its last message.
+
+        It goes on from the longest branch of this agent's tree that it begins with, wherever the head is. A branch's
+        replies count as the same if they come back with other white space around them, without their thought, or with
+        their tool calls in a field of their own; the state keeps the tokens that were generated. From the first message
+        that differs, the text decides how much is reused, and what comes after is a branch of its own. The head moves
+        to the new turn.
+
+        Args:
+            messages: mappings with "role" (system, user, assistant or tool), "content", and what tools need
+                ("tool_calls", "tool_call_id", "name"). The last one is the user's or a tool's.
+            tools: descriptions of tools, for the model's chat template.
+            max_tokens, temperature, top_p, seed, stop: as for `ask`.
+
+        Raises
+        ------
+            InputError: the messages cannot be read, or the model's chat template refuses them. Nothing has changed.
+            MemoryBudgetError, Cancelled: as for `ask`.
+        """
+        reply: Reply | None = None
+        for event in self.chat_stream(
+            messages,
+            tools=tools,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+        ):
+            reply = event.reply or reply
+        assert reply is not None
+        return reply
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+    ) -> ReplyStream:
+        """Like `chat`, as events; see `stream`."""
+        request = self._engine.submit_chat(
+            self.name,
+            messages,
+            tools=tools,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+        )
+        return ReplyStream(request)
+
+    async def achat(self, messages: Sequence[Mapping[str, Any]], **options: object) -> Reply:
+        """`chat` for async callers; takes the same options."""
+        reply: Reply | None = None
+        async for event in self.achat_stream(messages, **options):
+            reply = event.reply or reply
+        assert reply is not None
+        return reply
+
+    async def achat_stream(self, messages: Sequence[Mapping[str, Any]], **options: object) -> AsyncIterator[Event]:
+        """`chat_stream` for async callers; takes the same options."""
+        request = self._engine.submit_chat(self.name, messages, **options)  # type: ignore[arg-type]  # as in astream
+        async for event in _events(request):
+            yield event
 
     # -- the tree ------------------------------------------------------------------------------------------------
 
@@ -278,6 +350,24 @@ class Agent:
     def delete(self) -> None:
         """Delete the agent, its transcript and every stored byte of it. Forks live on with their own copy."""
         self._engine.delete(self.name)
+
+
+async def _events(request: Request) -> AsyncIterator[Event]:
+    """A request's events; whoever stops taking them before the last cancels it."""
+    finished = False
+    try:
+        while not finished:
+            event = await asyncio.to_thread(_next_event, request)
+            if event is None:
+                continue
+            if isinstance(event, BaseException):
+                finished = True
+                raise event
+            finished = event.reply is not None
+            yield event
+    finally:
+        if not finished:
+            request.cancel()
 
 
 def _next_event(request: Request) -> Event | BaseException | None:

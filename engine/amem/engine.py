@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from amem.agent import Agent, ReplyStream, Seed
 from amem.errors import AgentLocked, AmemError, Cancelled, EngineClosed, InputError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from amem.run.request import Request
     from amem.session import AgentSession
     from amem.store import AgentEntry, VerifyReport
+    from amem.turn import Caller
+    from amem.wish import Wish
 
 T = TypeVar("T")
 
@@ -368,37 +370,61 @@ class Engine:
         ------
             InputError: the message or an option is not possible; nothing has changed.
         """
+        from amem.turn import Caller
+        from amem.wish import MessageWish
+
+        for what, text in (("the system text", system), ("cell_id", cell_id), ("execution", execution)):
+            _check_text(what, text)
+        if not isinstance(message, str) or not message.strip():
+            raise InputError("the message is empty: write what you want to say to the agent.")
+        _check_text("the message", message)
+        settings = _settings(max_tokens, temperature, top_p, seed, stop)
+        wish = MessageWish(message, system, cell_id, execution, append)
+        return self._queue(name, wish, settings, seed, Caller(cell_id, execution))
+
+    def submit_chat(
+        self,
+        name: str,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+    ) -> Request:
+        """Check a whole conversation and queue it. `Agent.chat` explains the options.
+
+        Raises
+        ------
+            InputError: the messages or an option are not possible; nothing has changed.
+        """
+        from amem.model.messages import plain_messages, plain_tools
+        from amem.turn import Caller
+        from amem.wish import ChatWish
+
+        settings = _settings(max_tokens, temperature, top_p, seed, stop)
+        wish = ChatWish(plain_messages(messages), plain_tools(tools))
+        return self._queue(name, wish, settings, seed, Caller())
+
+    def _queue(self, name: str, wish: Wish, settings: dict[str, Any], seed: Seed, caller: Caller) -> Request:
         from amem.run.request import Request
         from amem.run.sampler import Sampler, derive_seed
         from amem.turn import TurnWork
 
         submitted = time.perf_counter()
-        stops = _stops(stop)
-        for what, text in (("the system text", system), ("cell_id", cell_id), ("execution", execution)):
-            _check_text(what, text)
-        _check(message, max_tokens, temperature, top_p, seed, stops)
-        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": list(stops)}
 
         def queue() -> Request:
             session = self._session(name)
             number = secrets.randbits(63) if seed == "random" else seed
             if number is None:
-                parent, _ = session.parent_for(cell_id, execution, append)
-                number = derive_seed(name, parent, message, settings)
-            work = TurnWork(
-                session,
-                message,
-                system=system,
-                settings=settings | {"seed": number},
-                cell_id=cell_id,
-                execution=execution,
-                append=append,
-            )
+                number = derive_seed(name, wish.parent(session), wish.text, settings)
             request = Request(
-                work=work,
-                sample=Sampler(temperature=temperature, top_p=top_p, seed=number & (2**63 - 1)),
-                text=self._parts.prompter.reply_text(stops),
-                max_tokens=max_tokens,
+                work=TurnWork(session, wish, settings | {"seed": number}, caller),
+                sample=Sampler(temperature=settings["temperature"], top_p=settings["top_p"], seed=number & (2**63 - 1)),
+                text=self._parts.prompter.reply_text(settings["stop"]),
+                max_tokens=settings["max_tokens"],
                 eos_token_ids=self._parts.eos_token_ids,
                 group=session,
             )
@@ -495,10 +521,9 @@ class Engine:
         return self._owner.call(lambda: verify(self._parts.store, repair=repair))
 
 
-def _check(message: str, max_tokens: int, temperature: float, top_p: float, seed: Seed, stops: Sequence[str]) -> None:
-    if not isinstance(message, str) or not message.strip():
-        raise InputError("the message is empty: write what you want to say to the agent.")
-    _check_text("the message", message)
+def _settings(max_tokens: int, temperature: float, top_p: float, seed: Seed, stop: Sequence[str]) -> dict[str, Any]:
+    """How to generate, checked, as it is recorded with the turn."""
+    stops = _stops(stop)
     for text in stops:
         _check_text("a stop string", text)
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
@@ -509,8 +534,9 @@ def _check(message: str, max_tokens: int, temperature: float, top_p: float, seed
         raise InputError(f"top_p must be above 0 and at most 1, not {top_p!r}.")
     if seed is not None and seed != "random" and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
-    if any(not isinstance(stop, str) or not stop for stop in stops):
+    if any(not stop for stop in stops):
         raise InputError("a stop string is empty: leave it out, or give the text at which the reply should end.")
+    return {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": list(stops)}
 
 
 def _stops(stop: object) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from amem.restoring import Restore
 from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residency, TurnInfo
 from amem.store import AgentStore
 from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
+from amem.wish import messages_of
 
 Stored = tuple[Assembled, Buffers]  #: blocks that were read, joined; and the snapshot's buffers
 
@@ -123,13 +124,24 @@ class AgentSession:
         return self._render(turn, before)
 
     def _render(self, turn: TurnRecord, before: Sequence[int]) -> list[int]:
-        prompter = self.parts.prompter
-        ids = (
-            prompter.first(turn.system, turn.prompt)
-            if turn.parent is None
-            else prompter.next(turn.prompt, last_id=before[-1] if before else None)
-        )
-        return [*ids, *prompter.reply(turn.reply, ended=turn.finish_reason == "stop")]
+        reply = self.parts.prompter.reply(turn.reply, ended=turn.finish_reason == "stop")
+        return [*self.prompt_ids(turn, before), *reply]
+
+    def prompt_ids(self, turn: TurnRecord, before: Sequence[int]) -> list[int]:
+        """A turn's prompt as this model's template renders it after the tokens before it."""
+        prompter, messages, tools = self.parts.prompter, messages_of(turn), turn.settings.get("tools", ())
+        if turn.parent is None:
+            return prompter.history(messages, tools)
+        return prompter.following(messages, last_id=before[-1] if before else None, tools=tools)
+
+    def leaves(self, below: int | None) -> list[int]:
+        """The turns that no turn follows, of those that follow ``below``; of None: of all. The newest last."""
+        turns = self.store.turns()
+        inside: set[int] = set()
+        for number, turn in turns.items():  # parents come before their children
+            if turn.parent == below or turn.parent in inside:
+                inside.add(number)
+        return sorted(inside - {turn.parent for turn in turns.values()})
 
     def find(self, token_ids: Sequence[int], prefer: int | None) -> Found:
         """The longest stored prefix that leaves at least the last token to compute."""

@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from amem.errors import ContextOverflow, InputError, MemoryBudgetError, StoreError
+from amem.errors import ContextOverflow, MemoryBudgetError, StoreError
 from amem.kv.codec import GROUP
 from amem.kv.run import BLOCK_GROUPS
 from amem.kv.sequence import Buffers, SequenceState
@@ -18,31 +19,27 @@ from amem.restoring import Restore
 from amem.results import Match, Reply, ReplyMetrics, Residency
 from amem.run.request import Request
 from amem.session import AgentSession, History
-from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, SnapshotRecord, Tokens
+from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, SnapshotRecord, Tokens, TurnRecord
+from amem.wish import Place, Wish
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a notebook's cell in one of its executions, or nobody that can be told apart."""
+
+    cell_id: str | None = None
+    execution: str | None = None
 
 
 class TurnWork:
     """The `Work` of a message to an agent. It belongs to the owner thread."""
 
-    def __init__(
-        self,
-        session: AgentSession,
-        prompt: str,
-        *,
-        system: str | None,
-        settings: Mapping[str, Any],
-        cell_id: str | None,
-        execution: str | None,
-        append: bool,
-    ) -> None:
+    def __init__(self, session: AgentSession, wish: Wish, settings: Mapping[str, Any], caller: Caller) -> None:
         self._session = session
         self._parts = session.parts
-        self._prompt = prompt
-        self._system = system
+        self._wish = wish
         self._settings = dict(settings)
-        self._cell_id = cell_id
-        self._execution = execution
-        self._append = append
+        self._caller = caller
         self._found = Found()
         self._wanted: list[int] = []
         self._restore: Restore | None = None
@@ -54,7 +51,11 @@ class TurnWork:
         self._first_new_block = 0
         self._notes: list[str] = []
         self._written_before = 0
-        self._history = History(None, [])
+        self._place = Place(History(None, []), [], "", None)
+
+    @property
+    def _history(self) -> History:
+        return self._place.history
 
     # -- match -----------------------------------------------------------------------------------------------------
 
@@ -63,35 +64,17 @@ class TurnWork:
         session.last_used = self._parts.tick()
         self._written_before = self._parts.store.bytes_written
         self._residency = session.residency
-        parent, left = session.parent_for(self._cell_id, self._execution, self._append)
-        self._history = session.history(parent, left)
-        if self._history.rendered:
+        self._place = place = self._wish.place(session)
+        self._settings |= place.recorded
+        if place.history.rendered:
             self._notes.append(
                 "This agent's stored state is of another model or codec, so its history is computed again; that state "
                 "is kept for the model it belongs to."
             )
-        self._check_system(parent)
-        delta = self._render(parent)
-        request.prompt_ids = [*self._history.token_ids, *delta]
+        request.prompt_ids = [*place.history.token_ids, *place.delta]
         self._check_context(request)
         self._wanted = request.prompt_ids
-        self._find(request, delta)
-
-    def _check_system(self, parent: int | None) -> None:
-        session = self._session
-        if self._system is not None and parent is not None and self._system != (session.system or ""):
-            raise InputError(
-                f"agent {session.name!r} already has another system text: rewind it to its start, delete it, or give "
-                "the new text to an agent of another name."
-            )
-        if parent is None and self._system is None:
-            self._system = session.system
-
-    def _render(self, parent: int | None) -> list[int]:
-        prompter, before = self._parts.prompter, self._history.token_ids
-        if parent is None:
-            return prompter.first(self._system, self._prompt)
-        return prompter.next(self._prompt, last_id=before[-1] if before else None)
+        self._find(request)
 
     def _check_context(self, request: Request) -> None:
         n_prompt, limit = len(request.prompt_ids), self._parts.context_length
@@ -107,17 +90,17 @@ class TurnWork:
                 f"max_tokens={request.max_tokens} that is more than the model's context of {limit}: {remedy}."
             )
 
-    def _find(self, request: Request, delta: Sequence[int]) -> None:
+    def _find(self, request: Request) -> None:
         session, history = self._session, self._history
-        self._found = session.find(request.prompt_ids, prefer=session.store.head)
+        self._found = session.find(request.prompt_ids, prefer=self._place.prefer)
         hot = session.hot
         n_hot = hot.n_tokens if hot is not None and session.hot_turn == history.parent else 0
         self._reuse_hot = 0 < n_hot < len(request.prompt_ids) and n_hot >= self._found.n_tokens
         request.n_reused = n_hot if self._reuse_hot else self._found.n_tokens
-        self._match = self._classify(request.n_reused, delta)
+        self._match = self._classify(request.n_reused)
 
-    def _classify(self, n_reused: int, delta: Sequence[int]) -> Match:
-        n_history = len(self._history.token_ids)
+    def _classify(self, n_reused: int) -> Match:
+        n_history, delta = len(self._history.token_ids), self._place.delta
         if not n_reused:
             return Match.COLD
         if n_reused >= (n_history + len(delta) - 1) // GROUP * GROUP and self._session.repeats(
@@ -167,7 +150,7 @@ class TurnWork:
             self._found = self._restore.found
             self._notes += self._restore.notes
             request.n_reused = self._found.n_tokens
-            self._match = self._classify(request.n_reused, request.prompt_ids[len(self._history.token_ids) :])
+            self._match = self._classify(request.n_reused)
         assert request.sequence is not None
         request.checkpoint = request.sequence.checkpoint()
         self._first_new_block = request.sequence.n_tokens // BLOCK_TOKENS
@@ -269,7 +252,7 @@ class TurnWork:
         turn = self._same_turn(text, own_ids, last, groups, open_group)
         if turn is not None:
             store.set_head(turn)
-            self._session.executions[turn] = self._execution
+            self._session.executions[turn] = self._caller.execution
             return turn
         tail = snapshot = None
         if groups:
@@ -281,13 +264,13 @@ class TurnWork:
         self._realize()
         new = NewTurn(
             self._history.parent,
-            self._prompt,
+            self._place.prompt,
             text,
             request.finish_reason,
-            self._system if self._history.parent is None else None,
+            self._place.system,
             self._settings,
-            self._cell_id,
-            self._execution,
+            self._caller.cell_id,
+            self._caller.execution,
         )
         return store.commit(
             new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
@@ -296,23 +279,30 @@ class TurnWork:
     def _same_turn(
         self, text: str, own_ids: Tokens, last: str | None, groups: Buffers, open_group: Buffers
     ) -> int | None:
-        """The turn that this cell made here before, if it is the same to the last bit: nothing is saved twice."""
+        """The turn that this cell or client made here before, if it is the same to the last bit."""
         store, realm = self._session.store, self._parts.realm
-        turns = store.turns()
-        for turn in store.children(self._history.parent) if self._cell_id is not None else ():
-            old, known = turns[turn], store.realization(turn, realm)
+        for turn in self._repeated() if self._place.may_repeat else ():
+            known = store.realization(turn.id, realm)
             if (
                 known is not None
-                and (old.cell_id, old.prompt, old.reply) == (self._cell_id, self._prompt, text)
-                and dict(old.settings) == self._settings
-                and old.system == (self._system if self._history.parent is None else None)
+                and turn.reply == text
                 and np.array_equal(known.token_ids, own_ids)
                 and known.last_block == last
                 and self._same_bits(store.block(known.tail), groups)
                 and self._same_bits(store.snapshot(known.snapshot), open_group)
             ):
-                return turn
+                return turn.id
         return None
+
+    def _repeated(self) -> list[TurnRecord]:
+        """Turns that this cell or client made at this place, with this prompt and these settings; the newest last."""
+        turns, place = self._session.store.turns(), self._place
+        return [
+            turn
+            for turn in (turns[number] for number in self._session.store.children(place.history.parent))
+            if (turn.cell_id, turn.prompt, turn.system) == (self._caller.cell_id, place.prompt, place.system)
+            and dict(turn.settings) == self._settings
+        ]
 
     def _realize(self) -> None:
         """Record the ids of turns that were rendered from text for this model; their blocks are the new turn's."""

@@ -11,56 +11,19 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from amem.errors import InputError
 from amem.model.prompt import Prompter
+from tests.templates import (
+    BOS_AND_TRIM,
+    NO_REPLIES,
+    NO_SYSTEM,
+    REFUSES_REPLIES,
+    SYSTEM_IGNORED,
+    SYSTEM_IN_USER,
+    THINKING,
+    TWO_ENDS,
+    WITH_DEFAULT_SYSTEM,
+)
 from tests.tiny import CHATML, write_tiny_tokenizer
 
-# Templates in the manner of well-known families, cut down to what matters here. The tiny tokenizer's end of turn is
-# <|im_end|> (2) and its other special tokens are <|endoftext|> (0) and <|im_start|> (1).
-WITH_DEFAULT_SYSTEM = (
-    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}" + CHATML
-)
-BOS_AND_TRIM = (  # Llama 3
-    "{{ '<|endoftext|>' }}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\n\n' + m['content'] | trim + '<|im_end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}"
-)
-NO_SYSTEM = (  # Gemma 2
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
-    "{{ '<|im_start|>' + ('model' if m['role'] == 'assistant' else 'user') + '\n' + m['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>model\n' }}{% endif %}"
-)
-SYSTEM_IGNORED = (
-    "{% for m in messages if m['role'] != 'system' %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + "
-    "'<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-SYSTEM_IN_USER = (  # Llama 2 and early Mistral: no header tokens, a space before the end of turn, BOS in every turn
-    "{% for m in messages %}"
-    "{% if m['role'] == 'system' %}{% set ns = namespace(text=m['content']) %}"
-    "{% elif m['role'] == 'user' %}{{ '<|endoftext|>[INST] ' + (messages[0]['content'] + '\n\n' "
-    "if messages[0]['role'] == 'system' and loop.index0 == 1 else '') + m['content'] + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m['content'] + ' <|im_end|>' }}{% endif %}{% endfor %}"
-)
-THINKING = (  # Qwen3: earlier replies lose what was thought, and an empty thought may be put in
-    "{% for m in messages %}{% set text = m['content'].split('</think>')[-1].lstrip('\n') %}"
-    "{{ '<|im_start|>' + m['role'] + '\n' }}"
-    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-    "{{ text + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
-)
-TWO_ENDS = (  # gpt-oss: the last reply ends with a token of its own, earlier ones with another
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '<|msg|>' + m['content'] }}"
-    "{{ '<|im_end|>' if m['role'] == 'assistant' and loop.last else '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
-)
-NO_REPLIES = (
-    "{{ '<|endoftext|>' }}{% for m in messages %}"
-    "{% if m['role'] == 'user' %}{{ 'Q: ' + m['content'] + '\nA:' }}{% endif %}{% endfor %}"
-)
-REFUSES_REPLIES = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('one question only') }}{% endif %}"
-    "{{ m['content'] }}{% endfor %}"
-)
 APPENDING = {"chatml": CHATML, "default system": WITH_DEFAULT_SYSTEM, "bos": BOS_AND_TRIM, "no system": NO_SYSTEM}
 
 EOS = 2
@@ -251,7 +214,7 @@ def test_an_empty_message(prompter, message):
     ("messages", "error"),
     [
         ([], "no messages"),
-        ([{"role": "tool", "content": "x"}], "Message 0 has the role 'tool'"),
+        ([{"role": "critic", "content": "x"}], "Message 0 has the role 'critic'"),
         ([{"content": "x"}], "Message 0 has the role None"),
         ([{"role": "user", "content": ["x"]}], "Message 0 has no text"),
         ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "last message must be the user's"),

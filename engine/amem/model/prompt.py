@@ -7,19 +7,20 @@ reply's place; nothing here knows a model by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from amem.errors import InputError
+from amem.model.messages import Message, Tools, plain_messages
 from amem.model.reply import ReplyText
+from amem.model.said import Said, read_reply
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-Message = Mapping[str, str]
-
-_ROLES = ("system", "user", "assistant")
+_TITLES = {"user": "User", "tool": "Tool", "assistant": "Assistant"}
 
 
 class Prompter:
@@ -66,35 +67,51 @@ class Prompter:
             The message is empty.
         """
         _check_text(message)
-        if not self._has_template:
-            return self._encode(f"\n\n{_plain_user(message)}")
-        reply = _sentinel(message)
-        text = self._after(reply, [*_opening(reply), {"role": "user", "content": message}])
+        return self.following([{"role": "user", "content": message}], last_id=last_id)
+
+    def following(self, messages: Sequence[Message], *, last_id: int | None, tools: Tools = ()) -> list[int]:
+        """Like `next`, for any messages that follow a reply: a tool's answer, or several turns of a client's."""
+        text = self.after_reply(messages, tools)
         if text is None:
-            return self._next_as_new(message, last_id)
+            return self._following_as_new(messages, last_id, tools)
         ids = self._encode(text)
         return ids[self._n_closing(ids, last_id) :]
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def after_reply(self, messages: Sequence[Message], tools: Tools = ()) -> str | None:
+        """The text that the template puts between a reply's text and the next reply's; None if it has no such form."""
+        if not self._has_template:
+            return f"\n\n{_plain(messages)}"
+        reply = _sentinel(json.dumps([*messages, *tools], ensure_ascii=False))
+        return self._after(reply, [*_opening(reply), *messages], tools=tools)
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """A whole conversation as text, up to where the next reply begins.
 
         Raises
         ------
         InputError
-            No messages, a role other than system, user and assistant, the last one not the user's, or an order of
-            roles that the template refuses.
+            See `amem.model.messages.plain_messages`; or the template refuses these roles in this order.
         """
-        _check_messages(messages)
+        plain = plain_messages(messages)
         if not self._has_template:
-            return _plain(messages)
+            return _plain(plain)
         try:
-            return self._apply(messages, generation=True)
+            return self._apply(plain, generation=True, tools=tools)
         except Exception as error:  # a template is a program, and may raise whatever it likes
             raise InputError(f"The model's chat template refuses these messages: {_reason(error)}") from error
 
-    def history(self, messages: Sequence[Message]) -> list[int]:
+    def history(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Tokens of a whole conversation; errors as `render`."""
-        return self._encode_start(self.render(messages))
+        return self._encode_start(self.render(messages, tools))
+
+    def said(self, reply: str) -> Said:
+        """A reply's parts: its thought, its content and its tool calls, by the model's own marks."""
+        return read_reply(reply, self._tokenizer)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that text never merges with: a tokenizer looks for them before it looks at anything else."""
+        return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Tokens of a reply that is known as text alone; ``ended`` if it ended its turn itself."""
@@ -115,15 +132,20 @@ class Prompter:
         """
         return ReplyText(self._tokenizer, self._eos_token_ids, stops)
 
-    def _apply(self, messages: Sequence[Message], *, generation: bool) -> str:
+    def _apply(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
         plain = [dict(message) for message in messages]
-        rendered = self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generation)
+        given = [dict(tool) for tool in tools] or None
+        rendered = self._tokenizer.apply_chat_template(
+            plain, tools=given, tokenize=False, add_generation_prompt=generation
+        )
         return str(rendered)
 
-    def _after(self, sentinel: str, messages: Sequence[Message], *, generation: bool = True) -> str | None:
+    def _after(
+        self, sentinel: str, messages: Sequence[Message], *, generation: bool = True, tools: Tools = ()
+    ) -> str | None:
         """What the template puts after the sentinel; None if it refuses the messages, or drops the sentinel."""
         try:
-            _, found, after = self._apply(messages, generation=generation).rpartition(sentinel)
+            _, found, after = self._apply(messages, generation=generation, tools=tools).rpartition(sentinel)
         except Exception:  # noqa: BLE001  # as in render; the caller has another way
             return None
         return after if found else None
@@ -166,7 +188,7 @@ class Prompter:
         last, middle = self._encode(at_end), self._encode(inside.partition(message)[0])
         if not last or not middle:
             return self._eos_token_ids
-        special = set(self._tokenizer.all_special_ids) | set(self._tokenizer.added_tokens_decoder)
+        special = self.special_ids
         stands_in = (
             last[0] in self._eos_token_ids
             and middle[:1] != last[:1]
@@ -175,9 +197,9 @@ class Prompter:
         )
         return self._eos_token_ids | {middle[0]} if stands_in else self._eos_token_ids
 
-    def _next_as_new(self, message: str, last_id: int | None) -> list[int]:
-        """The message as if it began a conversation, for templates that render no reply: closed, without a BOS."""
-        ids = self._encode(self.render([{"role": "user", "content": message}]))
+    def _following_as_new(self, messages: Sequence[Message], last_id: int | None, tools: Tools) -> list[int]:
+        """The messages as if they began a conversation, for templates that render no reply: closed, without a BOS."""
+        ids = self._encode(self.render(messages, tools))
         if ids[:1] == [self._tokenizer.bos_token_id] and ids.count(ids[0]) == 1:
             ids = ids[1:]
         if last_id in self._eos_token_ids or self._tokenizer.eos_token_id is None:
@@ -208,38 +230,18 @@ def _sentinel(text: str) -> str:
     return word
 
 
-def _plain_user(message: str) -> str:
-    return f"User: {message}\n\nAssistant:"
-
-
 def _plain(messages: Sequence[Message]) -> str:
     parts = []
     for message in messages:
-        if message["role"] == "system":
-            parts.append(message["content"])
-        elif message["role"] == "user":
-            parts.append(_plain_user(message["content"]))
-        else:
-            parts[-1] += f" {message['content']}"
-    return "\n\n".join(parts)
+        calls = json.dumps(message["tool_calls"], ensure_ascii=False) if message.get("tool_calls") else ""
+        text = f"{message['content']}{calls}"
+        parts.append(text if message["role"] == "system" else f"{_TITLES[message['role']]}: {text}")
+    return "\n\n".join([*parts, "Assistant:"])
 
 
 def _check_text(message: str) -> None:
     if not message.strip():
         raise InputError("The message is empty.")
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise InputError("There are no messages.")
-    for number, message in enumerate(messages):
-        if message.get("role") not in _ROLES:
-            raise InputError(f"Message {number} has the role {message.get('role')!r}; known: {', '.join(_ROLES)}.")
-        if not isinstance(message.get("content"), str):
-            raise InputError(f"Message {number} has no text in 'content'.")
-    if messages[-1]["role"] != "user":
-        raise InputError("The last message must be the user's: the reply to it is what is asked for.")
-    _check_text(messages[-1]["content"])
 
 
 def _reason(error: Exception) -> str:
