@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.error import UsageError
 
+from amem_jupyter.background import PendingReply
 from amem_jupyter.cells import Cells
 from amem_jupyter.errors import Interrupted, reason
 from amem_jupyter.live import Output
 from amem_jupyter.maps import Maps
 from amem_jupyter.message import body_text, expand, system_text
 from amem_jupyter.parse import Arguments
-from amem_jupyter.protocol import AgentLike, EngineLike
+from amem_jupyter.protocol import AgentLike, EngineLike, EventStream
 from amem_jupyter.reply import CellReplies, CellReply
 from amem_jupyter.tables import text_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from amem.results import Event, Reply
-    from amem_jupyter.live import ReplyView
+    from amem.results import Reply
+    from amem_jupyter.live import CardView, ReplyView
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Request:
     how: str
     append: bool
     dry_run: bool
+    background: bool
 
 
 def request_of(arguments: Arguments, body: str | None, user_ns: Mapping[str, Any], defaults: Settings,
@@ -72,6 +72,7 @@ def request_of(arguments: Arguments, body: str | None, user_ns: Mapping[str, Any
         how=arguments.get("format", how),
         append=arguments.get("append", False),
         dry_run=arguments.get("dry_run", False),
+        background=arguments.get("background", False),
     )
 
 
@@ -88,27 +89,45 @@ def stream_reply(agent: AgentLike, request: Request, view: ReplyView, maps: Maps
 
     An interrupt is shown and raised on, so that the queued cells stop; the engine leaves the agent as it was.
     """
+    stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
+    return CellReply(_follow(agent.name, stream, view, maps), cells, request.how)
+
+
+def reply_behind(agent: AgentLike, request: Request, view: CardView, maps: Maps, cells: Cells) -> PendingReply:
+    """Ask, and let the reply come while other cells run."""
+    stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
+    execution = cells.execution
+
+    def follow() -> CellReply:
+        return CellReply(_follow(agent.name, stream, view, maps), cells, request.how, execution)
+
+    view.begin()
+    return PendingReply(agent.name, cells, stream, follow)
+
+
+def _follow(agent: str, stream: EventStream, view: ReplyView, maps: Maps) -> Reply:
+    """Show a request's events to their end."""
     reply: Reply | None = None
-    maps.began(agent.name)
+    maps.began(agent)
     try:
         # Leaving early must cancel the request now, not when the iterator happens to be collected.
-        stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
-        with closing(cast("Generator[Event]", stream)) as events:
+        with closing(stream) as events:
             for event in events:
                 reply = event.reply or reply
                 view.take(event)
-                maps.event(agent.name, event)
+                maps.event(agent, event)
     except BaseException as error:
-        why = reason(error, agent.name)
+        why = reason(error, agent)
         view.stop(why)
-        maps.changed(agent.name)
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(why) from None
         raise
-    assert reply is not None, "the last event of a stream has the reply"
-    view.finish(reply)
-    maps.changed(agent.name)
-    return CellReply(reply, cells, request.how)
+    else:
+        assert reply is not None, "the last event of a stream has the reply"
+        view.finish(reply)
+        return reply
+    finally:
+        maps.changed(agent, over=True)
 
 
 def ask_together(engine: EngineLike, request: Request, maps: Maps, cells: Cells) -> CellReplies:
@@ -130,7 +149,7 @@ def ask_together(engine: EngineLike, request: Request, maps: Maps, cells: Cells)
         raise
     finally:
         for name in request.names:
-            maps.changed(name)
+            maps.changed(name, over=True)
     shown = CellReplies({name: CellReply(replies[name], cells, request.how) for name in request.names}, cells)
     output.show(*shown.shown())
     return shown

@@ -133,6 +133,8 @@ ASKING = (
     Option("--dry-run", "", "show what would be sent, and send nothing"),
 )
 
+BACKGROUND = Option("--background", "", "go on at once; the reply streams into this cell while others run")
+
 INTO = Option("--into", "VAR", "keep the reply in the variable VAR too", variable)
 
 BRACES = (
@@ -145,12 +147,13 @@ TURN = Positional("TURN", "turn", convert=whole_number(0))
 
 CELL_AGENT = Command(
     "%%agent", "send the cell's text to an agent; its reply streams into the cell", (NAME,),
-    (*SAMPLING, SYSTEM, INTO, *ASKING), message="cell",
+    (*SAMPLING, SYSTEM, INTO, *ASKING, BACKGROUND), message="cell",
     notes=(BRACES, "A cell that is run again replaces the turn it made before; the earlier one stays as a branch."),
 )  # fmt: skip
 
 LINE_AGENT = Command(
-    "%agent", "send the rest of the line to an agent", (NAME,), (*SAMPLING, SYSTEM, INTO, *ASKING), message="line",
+    "%agent", "send the rest of the line to an agent", (NAME,), (*SAMPLING, SYSTEM, INTO, *ASKING, BACKGROUND),
+    message="line",
     notes=("Options go before the text. -- ends them, for a text that begins with a dash.", BRACES),
 )  # fmt: skip
 
@@ -186,6 +189,9 @@ SUBCOMMANDS = (
     Command("unpin", "let agents be evicted again", (NAMES,)),
     Command("delete", "delete an agent: its text, its K and V, its files", (NAME,),
             (Option("--yes", "", "do it; nothing brings it back"),)),
+    Command("wait", "wait for the replies in the background, of these agents or of all",
+            (Positional("NAME", "agent", required=False, many=True),)),
+    Command("cancel", "end agents' requests in the background; the agents are as they were before", (NAMES,)),
     Command("export", "write all of an agent to one file", (NAME, Positional("FILE", "file"))),
     Command("import", "make an agent of a file that export wrote", (Positional("FILE", "file"),),
             (Option("--as", "NAME", "its name here, instead of the one that it had"),)),

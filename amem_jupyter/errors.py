@@ -16,10 +16,17 @@ def is_refusal(error: BaseException) -> bool:
     return any(base.__name__ == "AmemError" for base in type(error).__mro__)
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether an error only says that a request was cancelled; told by name for the same reason."""
+    return any(base.__name__ == "Cancelled" for base in type(error).__mro__)
+
+
 def reason(error: BaseException, agent: str) -> str:
     """Why a reply ended early, in a few words."""
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {agent} is as it was before"
+    if is_cancelled(error):
+        return f"cancelled; {agent} is as it was before"
     if is_refusal(error):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -71,6 +71,11 @@ class CardView:
         self._text = ""
         self._begun = False
 
+    def begin(self) -> None:
+        """Put the card into the running cell, before there is anything to show."""
+        self._begun = True
+        self._output.show(live_card(self._agent, None, "", self._how))
+
     def take(self, event: Event) -> None:
         """Show the step, unless the last one was shown less than a tenth of a second ago."""
         self._text += event.text

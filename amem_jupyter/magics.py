@@ -11,7 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 from traitlets import Bunch, Enum, Float, Integer, TraitError, Unicode, validate
 
-from amem_jupyter.asking import Request, Settings, ask_together, dry_run_text, request_of, stream_reply
+from amem_jupyter.asking import Request, Settings, ask_together, dry_run_text, reply_behind, request_of, stream_reply
+from amem_jupyter.background import PendingReply
 from amem_jupyter.cells import Cells
 from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT, SAMPLING
 from amem_jupyter.errors import in_one_line, is_refusal
@@ -75,7 +76,7 @@ class AmemMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def agent(self, line: str, cell: str | None = None) -> CellReply | None:
+    def agent(self, line: str, cell: str | None = None) -> CellReply | PendingReply | None:
         """Send the cell, or the rest of the line, to an agent."""
         with in_one_line():
             return self._ask_one(parse(LINE_AGENT if cell is None else CELL_AGENT, line), cell)
@@ -133,14 +134,21 @@ class AmemMagics(Magics):
         except (TraitError, ValueError) as error:
             raise UsageError(f"{name} cannot be {text!r}: {error}") from None
 
-    def _ask_one(self, arguments: Arguments, body: str | None) -> CellReply | None:
+    def _ask_one(self, arguments: Arguments, body: str | None) -> CellReply | PendingReply | None:
         request = self._request(arguments, body)
         if request.dry_run:
             Output().show(text_picture(dry_run_text(request)))
             return None
+        if request.background and not self._has_page:
+            raise UsageError("--background needs a notebook: a terminal has no place for a reply that comes later")
         name = request.names[0]
         agent = self.engine().agent(name)
-        reply = stream_reply(agent, request, self._view(name, request.how), self.maps, self.cells)
+        reply: CellReply | PendingReply
+        if request.background:
+            reply = reply_behind(agent, request, CardView(name, request.how), self.maps, self.cells)
+            self.session.background.add(reply)
+        else:
+            reply = stream_reply(agent, request, self._view(name, request.how), self.maps, self.cells)
         self._say_if_cells_have_no_ids()
         self._keep(request, reply)
         return reply

@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from amem.store import VerifyReport
 
 
+class EventStream(Iterator["Event"], Protocol):
+    """The events of one request; the last one has the reply."""
+
+    def cancel(self) -> None:
+        """Ask from any thread that the request ends."""
+        ...
+
+    def close(self) -> None:
+        """Cancel, and wait until the agent is as it was."""
+        ...
+
+
 class AgentLike(Protocol):
     """One agent of an engine."""
 
@@ -39,7 +51,7 @@ class AgentLike(Protocol):
         cell_id: str | None = ...,
         execution: str | None = ...,
         append: bool = ...,
-    ) -> Iterator[Event]:
+    ) -> EventStream:
         """Ask; the last event has the reply. Closing the iterator cancels, and leaves the agent as it was."""
         ...
 

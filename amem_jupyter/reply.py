@@ -26,10 +26,10 @@ def _figures(reply: Reply) -> dict[str, Any]:
 class CellReply:
     """What a cell that asks an agent evaluates to (``_``, ``Out``, ``--into``)."""
 
-    def __init__(self, reply: Reply, cells: Cells, how: str = "md") -> None:
+    def __init__(self, reply: Reply, cells: Cells, how: str = "md", execution: str | None = None) -> None:
         self.reply = reply
         self._cells = cells
-        self._execution = cells.execution
+        self._execution = execution or cells.execution
         self.how = how  #: how its card shows the text
 
     @property

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from amem_jupyter.background import Background
 from amem_jupyter.errors import Interrupted, is_refusal
 from amem_jupyter.markup import duration
 from amem_jupyter.parse import nearest
@@ -59,6 +60,7 @@ class Session:
         self.engine: EngineLike | None = None
         self.opened_with: EngineSettings | None = None
         self.chosen: dict[str, str] = {}  #: settings that %amem load and space gave, by name
+        self.background = Background()
         self.said: set[str] = set()  #: what is said once only
 
     def open(self, wanted: EngineSettings, tell: Callable[[str], None]) -> EngineLike:
@@ -68,6 +70,7 @@ class Session:
         """
         if self.engine is not None and wanted == self.opened_with:
             return self.engine
+        self.refuse_while_asked()
         name = wanted.model or "the bundled model"
         tell(f"loading {name} …")
         began = time.perf_counter()
@@ -84,6 +87,13 @@ class Session:
         took = duration((time.perf_counter() - began) * 1000)
         tell(_loaded(engine, name, took))
         return engine
+
+    def refuse_while_asked(self) -> None:
+        """Refuse to close an engine under requests in the background."""
+        running = self.background.running()
+        if running:
+            names = ", ".join(dict.fromkeys(pending.agent for pending in running))
+            raise UsageError(f"still answering in the background: {names}; %amem wait or %amem cancel comes first")
 
     def close(self) -> bool:
         """Close the engine; False if there is none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from amem_jupyter.commands import BY_NAME, MAGICS
+from amem_jupyter.errors import Interrupted
 from amem_jupyter.live import Output
 from amem_jupyter.manual import describe, overview
 from amem_jupyter.markup import Picture, count, size
@@ -117,6 +118,41 @@ class Subcommands:
         self._magics.maps.forget(lambda live: live.agent == agent.name)
         _say(f"{agent.name} is deleted")
 
+    def _wait(self, arguments: Arguments) -> None:
+        background = self._magics.session.background
+        taken = background.take(arguments.get("NAME", ()))
+        names = ", ".join(dict.fromkeys(pending.agent for pending in taken))
+        if not taken:
+            _say("nothing is going on in the background")
+            return
+        output = Output()
+        output.show(text_picture(f"waiting for {names} …"))
+        try:
+            for pending in taken:
+                pending.wait()
+        except KeyboardInterrupt:
+            background.put_back(taken)
+            left = ", ".join(dict.fromkeys(pending.agent for pending in taken if not pending.done))
+            output.show(text_picture(f"still answering: {left}"))
+            raise Interrupted(f"no longer waiting; still answering: {left}") from None
+        failures = [f"{pending.agent}: {pending.failure}" for pending in taken if pending.failure]
+        output.show(text_picture("\n".join(failures) or f"{names}: done"))
+        if failures:
+            raise UsageError("; ".join(failures))
+
+    def _cancel(self, arguments: Arguments) -> None:
+        background, names = self._magics.session.background, arguments.get("NAME")
+        idle = [name for name in names if not background.running([name])]
+        if idle:
+            raise UsageError(f"{', '.join(idle)}: no request in the background")
+        running = background.take(names)
+        for pending in running:
+            pending.cancel()
+        for pending in running:
+            pending.wait()
+        ends = ["had answered already" if pending.answered else "cancelled; it is as it was" for pending in running]
+        _say("\n".join(f"{pending.agent}: {end}" for pending, end in zip(running, ends, strict=True)))
+
     def _export(self, arguments: Arguments) -> None:
         agent, file = self._agent(arguments), arguments.get("FILE")
         _say(f"{agent.name} is written to {file} ({size(agent.export(file))})")
@@ -143,6 +179,7 @@ class Subcommands:
         _say(f"space {wanted} (was {space})")
 
     def _release(self, _arguments: Arguments) -> None:
+        self._magics.session.refuse_while_asked()
         self._magics.maps.forget()
         closed = self._magics.session.close()
         _say("the engine is closed; agents are on disk" if closed else "no engine was loaded")

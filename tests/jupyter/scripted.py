@@ -6,13 +6,13 @@ enqueues replies, errors and interrupts; without one an agent repeats its prompt
 
 from __future__ import annotations
 
-import time
+import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from amem.errors import InputError, ModelError, UnknownTurn
+from amem.errors import Cancelled, InputError, ModelError, UnknownTurn
 from amem.model.capacity import CapacityRow
 from amem.results import (
     AgentStatus,
@@ -102,6 +102,26 @@ def reply(text="One, two, three.", agent="planner", **changes):
     return Reply(text, tuple(range(len(text.split()))), "stop", metrics(agent, **changes), 3)
 
 
+class ScriptedStream:
+    """The events of one request, which another thread may cancel."""
+
+    def __init__(self, agent, message, cell_id, line):
+        self._cancelled = threading.Event()
+        self._events = agent.events(message, cell_id, line, self._cancelled)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._events)
+
+    def cancel(self):
+        self._cancelled.set()
+
+    def close(self):
+        self._events.close()
+
+
 class ScriptedAgent:
     def __init__(self, engine, name):
         self.engine = engine
@@ -134,17 +154,17 @@ class ScriptedAgent:
         script.asked.append({"agent": self.name, **asked})
         if not message.strip():
             raise InputError("the message is empty: write what you want to say to the agent.")
-        return self._events(message, cell_id, system)
+        return ScriptedStream(self, message, cell_id, script.next(message))
 
-    def _events(self, message, cell_id, system):
-        line = script.next(message)
+    def events(self, message, cell_id, line, cancelled):
         if line.error is not None and line.error_at == 0:
             raise line.error
         yield Event(stage="prefill", done=64, total=128)
         try:
             for i, piece in enumerate(line.pieces):
-                if line.delay_s:
-                    time.sleep(line.delay_s)
+                if cancelled.wait(line.delay_s):
+                    self.engine.n_cancelled += 1
+                    raise Cancelled("the request was cancelled; its agent is as it was before.")
                 if line.error is not None and i == line.error_at:
                     raise line.error
                 yield Event(text=piece)

@@ -1,0 +1,141 @@
+"""Requests that run behind the cells: each streams into the card of the cell that made it, from a thread of its own."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from amem_jupyter.cells import Cells
+from amem_jupyter.errors import is_cancelled, reason
+from amem_jupyter.protocol import EventStream
+from amem_jupyter.reply import CellReply
+
+if TYPE_CHECKING:
+    from amem.results import ReplyMetrics
+
+
+class PendingReply:
+    """What a cell with `--background` evaluates to: the reply that is on its way.
+
+    Whatever needs the reply (`text`, `metrics`, `str()`, `{{name}}` in a later message) waits for it.
+
+    Args:
+        agent: who was asked.
+        cells: which cell is running.
+        stream: its events; cancelling it ends the request.
+        follow: takes the events to their end, and gives the reply. Runs in a thread, in the context of the caller, so
+            that what it shows and prints goes to the cell that asked.
+    """
+
+    def __init__(self, agent: str, cells: Cells, stream: EventStream, follow: Callable[[], CellReply]) -> None:
+        self.agent = agent
+        self._cells = cells
+        self._execution = cells.execution
+        self._stream = stream
+        self._follow = follow
+        self._done = threading.Event()
+        self._reply: CellReply | None = None
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._run,), name=f"amem-cell-{agent}", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._reply = self._follow()
+        except BaseException as error:  # noqa: BLE001  # whoever waits gets it; the card has said it already
+            self._error = error
+        finally:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._done.is_set()
+
+    @property
+    def failure(self) -> str:
+        """Why there is no reply, in a few words; "" while it is on its way, if it is there, or if it was cancelled."""
+        error = self._error
+        return "" if error is None or is_cancelled(error) else reason(error, self.agent)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the reply is there."""
+        return self._reply is not None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended, or so long; whether it has."""
+        return self._done.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Ask that it ends; the agent is then as it was before. `wait` waits for that."""
+        self._stream.cancel()
+
+    @property
+    def reply(self) -> CellReply:
+        """The reply, once it is there.
+
+        Raises
+        ------
+            AmemError: it was cancelled, or has failed.
+        """
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._reply is not None
+        return self._reply
+
+    @property
+    def text(self) -> str:
+        """What the agent said."""
+        return self.reply.text
+
+    @property
+    def metrics(self) -> ReplyMetrics:
+        """What it cost."""
+        return self.reply.metrics
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        if not self.done:
+            return f"<{self.agent} is answering>"
+        return repr(self._reply) if self._reply is not None else f"<no reply of {self.agent}: {self._error}>"
+
+    def _ipython_display_(self) -> None:
+        """Show nothing in the execution that made it, whose card is there; else leave it to the bundle."""
+        if self._cells.execution != self._execution:
+            raise NotImplementedError
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+        if self._reply is None:
+            return {"text/plain": repr(self)}, {}
+        return self._reply._repr_mimebundle_(include, exclude)
+
+
+class Background:
+    """All requests behind the cells of one notebook that nobody has waited for yet."""
+
+    def __init__(self) -> None:
+        self._pending: list[PendingReply] = []
+
+    def add(self, pending: PendingReply) -> None:
+        """Keep one; those that went well are forgotten, those that failed are told at the next wait."""
+        self._pending = [other for other in self._pending if not other.done or other.failure] + [pending]
+
+    def take(self, names: Collection[str]) -> list[PendingReply]:
+        """Those of some agents, or of all, which are kept no longer."""
+        taken = [pending for pending in self._pending if not names or pending.agent in names]
+        self._pending = [pending for pending in self._pending if pending not in taken]
+        return taken
+
+    def put_back(self, pending: Collection[PendingReply]) -> None:
+        """Keep again what was taken."""
+        self._pending = [*pending, *self._pending]
+
+    def running(self, names: Collection[str] = ()) -> list[PendingReply]:
+        """Those that have not ended."""
+        return [pending for pending in self._pending if not pending.done and (not names or pending.agent in names)]
