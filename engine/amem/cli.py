@@ -121,8 +121,17 @@ def _progress(sentence: str) -> None:
 
 def _ask(options: argparse.Namespace) -> int:
     from amem import Engine
+    from amem.checks import check_message, request_settings
 
     text = sys.stdin.read() if options.text == "-" else options.text
+    check_message(text)  # a model takes seconds to load: say so before
+    settings = request_settings(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+        stop=options.stop,
+    )
     reply = None
     with Engine(
         options.model,
@@ -131,15 +140,7 @@ def _ask(options: argparse.Namespace) -> int:
         memory=options.memory,
         progress=_progress,
     ) as engine:
-        events = engine.agent(options.name).stream(
-            text,
-            system=options.system,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            seed=options.seed,
-            stop=options.stop,
-        )
+        events = engine.agent(options.name).stream(text, system=options.system, seed=options.seed, **settings)
         for event in events:
             reply = event.reply or reply
             if not options.json and event.text:

@@ -8,13 +8,14 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from amem.agent import Agent, ReplyStream, Seed
+from amem.checks import check_message, check_text, request_settings
 from amem.errors import AgentLocked, AmemError, Cancelled, EngineClosed, InputError
 from amem.results import AgentStatus, EngineStatus, Reply, Residency
 from amem.run.owner import OwnerThread
@@ -160,7 +161,7 @@ class Engine:
             InputError: the name is not possible, or the agent has another system text already.
             AgentLocked: another engine or process is writing to it.
         """
-        _check_text("the system text", system)
+        check_text("the system text", system)
 
         def begin() -> None:
             session = self._session(name)
@@ -374,11 +375,9 @@ class Engine:
         from amem.wish import MessageWish
 
         for what, text in (("the system text", system), ("cell_id", cell_id), ("execution", execution)):
-            _check_text(what, text)
-        if not isinstance(message, str) or not message.strip():
-            raise InputError("the message is empty: write what you want to say to the agent.")
-        _check_text("the message", message)
-        settings = _settings(max_tokens, temperature, top_p, seed, stop)
+            check_text(what, text)
+        check_message(message)
+        settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
         wish = MessageWish(message, system, cell_id, execution, append)
         return self._queue(name, wish, settings, seed, Caller(cell_id, execution))
 
@@ -404,7 +403,7 @@ class Engine:
         from amem.turn import Caller
         from amem.wish import ChatWish
 
-        settings = _settings(max_tokens, temperature, top_p, seed, stop)
+        settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
         wish = ChatWish(plain_messages(messages), plain_tools(tools))
         return self._queue(name, wish, settings, seed, Caller())
 
@@ -519,46 +518,6 @@ class Engine:
         from amem.store import verify
 
         return self._owner.call(lambda: verify(self._parts.store, repair=repair))
-
-
-def _settings(max_tokens: int, temperature: float, top_p: float, seed: Seed, stop: Sequence[str]) -> dict[str, Any]:
-    """How to generate, checked, as it is recorded with the turn."""
-    stops = _stops(stop)
-    for text in stops:
-        _check_text("a stop string", text)
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise InputError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}.")
-    if not isinstance(temperature, (int, float)) or not 0 <= temperature < float("inf"):
-        raise InputError(f"temperature must be a number from 0 upwards, not {temperature!r}.")
-    if not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
-        raise InputError(f"top_p must be above 0 and at most 1, not {top_p!r}.")
-    if seed is not None and seed != "random" and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
-    if any(not stop for stop in stops):
-        raise InputError("a stop string is empty: leave it out, or give the text at which the reply should end.")
-    return {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": list(stops)}
-
-
-def _stops(stop: object) -> tuple[str, ...]:
-    """Stop strings: one text, or several."""
-    if isinstance(stop, str):
-        return (stop,)
-    stops = tuple(stop) if isinstance(stop, Iterable) else (None,)
-    if not all(isinstance(text, str) for text in stops):
-        raise InputError(f"stop must be a text or a list of texts, not {stop!r}.")
-    return stops
-
-
-def _check_text(what: str, text: object) -> None:
-    """Refuse what cannot be saved as text."""
-    if text is None:
-        return
-    if not isinstance(text, str):
-        raise InputError(f"{what} must be a text, not {text!r}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{what} holds half of a character (a lone surrogate): remove it.") from error
 
 
 def _let_go(opening: Future[Opened]) -> None:

@@ -169,6 +169,22 @@ def test_a_wrong_usage_ends_with_2(argv, capsys):
     assert 2 == ended.value.code
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["planner", ""], "the message is empty"),
+        (["planner", "Hi", "--max-tokens", "0"], "max_tokens must be"),
+        (["planner", "Hi", "--temperature", "nan"], "temperature must be"),
+        (["planner", "Hi", "--top-p", "0"], "top_p must be"),
+        (["planner", "Hi", "--stop", ""], "a stop string is empty"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_before_a_model_is_loaded(argv, told, capsys):
+    """The model named does not exist, which is not even looked at."""
+    assert 1 == main(["ask", *argv, "--model", "/nowhere"])
+    assert told in capsys.readouterr().err
+
+
 def test_an_interrupt_and_a_closed_pipe_end_quietly(filled, capsys, monkeypatch):
     """Exit codes 130 and 1, and no traceback."""
     monkeypatch.setattr(cli, "_store", raising(KeyboardInterrupt))

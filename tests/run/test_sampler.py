@@ -85,6 +85,13 @@ def test_a_drawn_token_is_in_the_nucleus(logits, top_p, temperature, seed):
     assert above < top_p + 1e-4
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-39, 1e-8, 1e-7, 1e-5])
+def test_a_temperature_near_zero_is_as_zero(temperature):
+    """Nothing overflows on the way: the likeliest token, not one that a NaN chose."""
+    logits = mx.array([-80.0, 12.5, 0.0, 12.25])
+    assert _draw(Sampler(temperature, 0.9, seed=1), 20, logits) == [1] * 20
+
+
 def test_half_precision_logits_are_sampled_in_full_precision():
     """Sums over a vocabulary are not made in 16 bits."""
     logits = mx.zeros(50_000, mx.float16)

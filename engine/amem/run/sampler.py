@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _MAX_SEED = 2**63 - 1  # so that it fits a signed column of a database
 
+#: Here a difference of logits in their last place is worth ten in the exponent; far below, dividing would overflow.
+_GREEDY_BELOW = 1e-7
+
 
 class Sampler:
     """Chooses one sequence's tokens, independent of every other request's.
@@ -22,7 +25,7 @@ class Sampler:
     Parameters
     ----------
     temperature
-        0 takes the most likely token; otherwise logits are divided by it first.
+        0 (or below 1e-7) takes the most likely token; otherwise logits are divided by it first.
     top_p
         Sample from the smallest set of most likely tokens whose probabilities sum to at least this (nucleus sampling,
         Holtzman et al. 2020, section 3.1). Applied after the temperature.
@@ -51,7 +54,7 @@ class Sampler:
         """The next token, a lazy scalar (uint32), from logits of shape [V]; the next call draws anew."""
         import mlx.core as mx
 
-        if self.temperature == 0:
+        if self.temperature < _GREEDY_BELOW:
             return mx.argmax(logits)
         if self._key is None:  # made on the thread that samples
             self._key = mx.random.key(self.seed)

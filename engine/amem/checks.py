@@ -1,0 +1,71 @@
+"""What a request may be: the checks that come before anything changes, and before a model is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from amem.errors import InputError
+
+
+def request_settings(
+    *, max_tokens: object, temperature: object, top_p: object, seed: object, stop: object
+) -> dict[str, Any]:
+    """How to generate, checked, as it is recorded with a turn.
+
+    Raises
+    ------
+        InputError: the first setting that is not possible.
+    """
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise InputError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}.")
+    if not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
+        raise InputError(f"temperature must be a number from 0 upwards, not {temperature!r}.")
+    if not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
+        raise InputError(f"top_p must be above 0 and at most 1, not {top_p!r}.")
+    if seed is not None and seed != "random" and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
+    return {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": _stop_strings(stop)}
+
+
+def check_message(message: object) -> None:
+    """Refuse a message that says nothing.
+
+    Raises
+    ------
+        InputError: it is empty, or no text.
+    """
+    if not isinstance(message, str) or not message.strip():
+        raise InputError("the message is empty: write what you want to say to the agent.")
+    check_text("the message", message)
+
+
+def check_text(what: str, text: object) -> None:
+    """Refuse what cannot be saved as text; None is no text, and stays so.
+
+    Raises
+    ------
+        InputError: it says what the text was for.
+    """
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise InputError(f"{what} must be a text, not {text!r}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} holds half of a character (a lone surrogate): remove it.") from error
+
+
+def _stop_strings(stop: object) -> list[str]:
+    """One text, or several."""
+    given: list[Any] = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [None]
+    stops = [text for text in given if isinstance(text, str)]
+    if len(stops) < len(given):
+        raise InputError(f"stop must be a text or a list of texts, not {stop!r}.")
+    if not all(stops):
+        raise InputError("a stop string is empty: leave it out, or give the text at which the reply should end.")
+    for text in stops:
+        check_text("a stop string", text)
+    return stops
