@@ -49,5 +49,11 @@ def in_one_line() -> Iterator[None]:
         yield
     except Exception as error:
         if is_refusal(error):
-            raise UsageError(str(error)) from error
+            raise UsageError(f"{error}{_choice(error)}") from error
         raise
+
+
+def _choice(error: BaseException) -> str:
+    """What else a person can do where another kernel, perhaps of the same notebook, has the agent."""
+    locked = any(base.__name__ == "AgentLocked" for base in type(error).__mro__)
+    return ". Or give this kernel agents of its own: %amem space NAME" if locked else ""

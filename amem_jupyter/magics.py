@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -20,10 +21,11 @@ from amem_jupyter.live import CardView, Output, ReplyView, TerminalView
 from amem_jupyter.manual import describe, overview
 from amem_jupyter.maps import Maps
 from amem_jupyter.parse import Arguments, parse, parse_amem
+from amem_jupyter.project import project_settings
 from amem_jupyter.protocol import EngineLike
 from amem_jupyter.reply import CellReplies, CellReply
 from amem_jupyter.session import OF_ENGINE, EngineSettings, Session, session_of
-from amem_jupyter.space import default_space
+from amem_jupyter.space import adopt, default_space, notebook_path
 from amem_jupyter.subcommands import Subcommands
 from amem_jupyter.tables import text_picture
 
@@ -69,6 +71,7 @@ class AmemMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         self.session: Session = session_of(shell)
         super().__init__(shell)
+        self._take_project_settings()
         self.observe(self._forget_choice, list(OF_ENGINE))
         self.cells = Cells(shell)
         self.maps = Maps(self._block_map)
@@ -106,7 +109,16 @@ class AmemMagics(Magics):
         engine = self.session.open(settings, lambda words: output.show(text_picture(words)))
         if engine is not before:
             self.maps.forget()
+            self._adopt(engine, settings.space)
         return engine
+
+    def _adopt(self, engine: EngineLike, space: str) -> None:
+        """Find the agents of a notebook that was renamed, if this is its default space."""
+        path = notebook_path(self.shell.user_ns)
+        old = adopt(engine, path) if space == path else ""
+        if old:
+            names = ", ".join(engine.agents())
+            Output().show(text_picture(f"this notebook was at {old}; its agents came along: {names}"))
 
     def settings(self, **changes: str | None) -> EngineSettings:
         """The engine's arguments: `changes`, else what was chosen by hand, the configuration, the environment."""
@@ -128,11 +140,23 @@ class AmemMagics(Magics):
 
     def set_option(self, name: str, text: str) -> None:
         """Set one option from a text."""
+        self._set(name, text)
+        self.session.chosen.pop(name, None)
+
+    def _set(self, name: str, text: str) -> None:
         try:
             self.set_trait(name, self.traits()[name].from_string(text))
-            self.session.chosen.pop(name, None)
         except (TraitError, ValueError) as error:
             raise UsageError(f"{name} cannot be {text!r}: {error}") from None
+
+    def _take_project_settings(self) -> None:
+        """Defaults of the project that the notebook lies in; IPython's own configuration wins over them."""
+        file, found = project_settings(Path.cwd(), list(self.options()))
+        for name in found.keys() - self.shell.config.get(type(self).__name__, {}).keys():
+            try:
+                self._set(name, found[name])
+            except UsageError as error:
+                raise UsageError(f"[tool.amem] in {file}: {error}") from None
 
     def _ask_one(self, arguments: Arguments, body: str | None) -> CellReply | PendingReply | None:
         request = self._request(arguments, body)

@@ -93,6 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument("--name", help="its name here (default: the exported one)")
     command("models", _models, "list the models that need no download", common)
 
+    kernel = command("kernel", _kernel_install, "register a Jupyter kernel that has the notebook layer loaded", common)
+    kernel.add_argument("action", choices=["install"])
+    where = kernel.add_mutually_exclusive_group()
+    where.add_argument("--sys-prefix", action="store_true", help="only for the Jupyter of this Python's environment")
+    where.add_argument("--prefix", metavar="FOLDER", type=Path, help="for a Jupyter that looks under this prefix")
+    kernel.add_argument("--name", default="amem", help="of the kernel (default: %(default)s)")
+    kernel.add_argument("--display-name", default="amem (agents)", metavar="TEXT", help="on the launcher's tile")
+
     capacity = command("capacity", _capacity, "tell how many agents a memory holds", common)
     which = capacity.add_mutually_exclusive_group()
     which.add_argument(
@@ -285,6 +293,16 @@ def _models(options: argparse.Namespace) -> int:
     table = [("name", "source", "bytes", "folder")]
     table += [(i.name, i.source, format_size(i.nbytes), str(i.path or "fetched when first used")) for i in infos]
     _write(options, [asdict(info) for info in infos], _columns(table))
+    return 0
+
+
+def _kernel_install(options: argparse.Namespace) -> int:
+    from amem.kernelspec import install
+
+    prefix = Path(sys.prefix) if options.sys_prefix else options.prefix
+    folder = install(name=options.name, display_name=options.display_name, prefix=prefix)
+    text = f"installed the kernel {options.display_name!r} in {folder}; choose it in Jupyter's launcher"
+    _write(options, {"name": options.name, "folder": str(folder), "python": sys.executable}, text)
     return 0
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parents[2]
@@ -83,11 +84,13 @@ class Kernel:
 
 
 @contextmanager
-def kernel(**environment):
-    """A kernel, ended at the block's end."""
+def kernel(*, spec=None, **environment):
+    """A kernel, ended at the block's end; of Python's own kernelspec, or of one in a folder."""
     environ = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "engine"), str(ROOT)])
-    manager = KernelManager(kernel_name="python3", transport="ipc")
+    specs = KernelSpecManager() if spec is None else KernelSpecManager(kernel_dirs=[str(spec.parent)])
+    name = "python3" if spec is None else spec.name
+    manager = KernelManager(kernel_name=name, kernel_spec_manager=specs, transport="ipc")
     manager.start_kernel(env={**environ, **environment}, cwd=str(ROOT))
     client = manager.client()
     client.start_channels()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+import nbformat
 import pytest
 
 from tests.jupyter.kernels import kernel
@@ -64,3 +65,45 @@ def test_an_interrupt_in_mid_stream_leaves_the_agent_and_stops_the_queued_cells(
     assert "False" in live.run("'ran_after_all' in globals()").text
     again = live.run("%%agent twin --max-tokens 4\nAnd now?", "after")
     assert again.status == "ok"
+
+
+def notebook_at(path, *ids):
+    """A saved notebook with these cells."""
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", id=name) for name in ids]), path)
+    return path
+
+
+def test_a_renamed_notebook_goes_on_and_a_copy_starts_anew(bundled_model_path, tmp_path):
+    """By the ids of its cells, and whether its old path is gone; the state comes along, not only the text."""
+    environment = {"AMEM_STORE": str(tmp_path / "store"), "AMEM_MODEL": str(bundled_model_path)}
+    old = notebook_at(tmp_path / "old.ipynb", "one", "two")
+    with kernel(JPY_SESSION_NAME=str(old), **environment) as live:
+        live.run("%load_ext amem_jupyter")
+        assert live.run("%%agent planner --max-tokens 4\nName three fruits that grow on trees.", "one").status == "ok"
+    copy = notebook_at(tmp_path / "copy.ipynb", "one", "two")
+    with kernel(JPY_SESSION_NAME=str(copy), **environment) as live:
+        live.run("%load_ext amem_jupyter")
+        assert "no agents yet" in live.run("%amem agents").text
+    new = old.rename(tmp_path / "new.ipynb")
+    with kernel(JPY_SESSION_NAME=str(new), **environment) as live:
+        live.run("%load_ext amem_jupyter")
+        ran = live.run("%%agent planner --max-tokens 4\nWhich of them is red?", "two")
+        assert f"this notebook was at {old}; its agents came along: planner" in ran.text
+        (metrics,) = ran.metrics
+        assert (metrics["match"], metrics["residency"]) == ("EXTEND", "warm")
+
+
+def test_a_second_kernel_on_the_same_notebook_has_a_choice(restarted, bundled_model_path):
+    """Its error says who has the agent, and what to do; with a space of its own it answers."""
+    live, _, _ = restarted
+    store = ast.literal_eval(live.run("import os; print(repr(os.environ['AMEM_STORE']))").stream)
+    with kernel(AMEM_STORE=store, AMEM_MODEL=str(bundled_model_path)) as other:
+        other.run("%load_ext amem_jupyter")
+        ran = other.run("%%agent twin --max-tokens 2\nHello?", "c")
+        assert (ran.status, ran.ename) == ("error", "UsageError")
+        assert "is in use by process" in ran.stream
+        assert ran.stream.strip().endswith("Or give this kernel agents of its own: %amem space NAME")
+        assert "planner" in other.run("%amem status").text
+        assert other.run("%amem space mine").status == "ok"
+        assert other.run("%%agent twin --max-tokens 2\nHello?", "c").status == "ok"
+    assert live.run("%%agent twin --max-tokens 2\nStill there?", "last").status == "ok"

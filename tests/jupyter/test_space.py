@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from amem_jupyter.space import MAX_LENGTH, default_space
+import json
+
+import pytest
+
+from amem.errors import AgentLocked
+from amem_jupyter.space import MAX_LENGTH, cell_ids, default_space
+from tests.jupyter.scripted import ScriptedEngine
 
 
 def test_vs_code_server_or_neither():
@@ -16,7 +22,78 @@ def test_vs_code_server_or_neither():
 
 def test_long_paths_stay_apart():
     """Two that end alike are two spaces, and each fits."""
-    long = [f"/{folder}/{'x' * 200}/n.ipynb" for folder in "ab"]
+    long = [f"/{folder}/{'x' * 5000}/n.ipynb" for folder in "ab"]
     spaces = [default_space({}, {"JPY_SESSION_NAME": path}) for path in long]
     assert len(set(spaces)) == 2
     assert all(len(space) == MAX_LENGTH and space.endswith("n.ipynb") for space in spaces)
+
+
+@pytest.fixture
+def renamed(tmp_path, monkeypatch):
+    """A notebook of cells a and b at its new path, and the path at which it was."""
+    cells = [{"id": name, "cell_type": "code", "source": ""} for name in "ab"]
+    new = tmp_path / "new.ipynb"
+    new.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5}))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(new))
+    return tmp_path / "old.ipynb"
+
+
+def test_a_renamed_notebook_finds_its_agents(notebook, script, renamed):
+    """Its cells made their turns, and its old path is gone."""
+    script.spaces = {str(renamed): {"b", "x"}, "team": {"a"}, str(renamed.with_name("other.ipynb")): {"y"}}
+    notebook.run("%amem agents")
+    assert f"this notebook was at {renamed}; its agents came along: planner" in notebook.text
+    assert set(script.spaces) == {"team", str(renamed.with_name("other.ipynb"))}
+
+
+def test_a_copied_notebook_starts_its_own_agents(notebook, script, renamed):
+    """The original is still there."""
+    renamed.write_text("{}")
+    script.spaces = {str(renamed): {"a", "b"}}
+    notebook.run("%amem agents")
+    assert "no agents yet" in notebook.text
+    assert str(renamed) in script.spaces
+
+
+def test_agents_of_cells_that_are_not_ours_stay(notebook, script, renamed):
+    """Another notebook that is gone is not this one."""
+    script.spaces = {str(renamed): {"c"}}
+    notebook.run("%amem agents")
+    assert str(renamed) in script.spaces
+
+
+def test_a_space_by_choice_adopts_nothing(notebook, script, renamed):
+    """Nor does one that the person named."""
+    script.spaces = {str(renamed): {"a"}}
+    notebook.run("%amem space team")
+    notebook.run("%amem agents")
+    assert str(renamed) in script.spaces
+
+
+def test_agents_that_are_in_use_were_not_left_behind(notebook, script, renamed, monkeypatch):
+    """Another kernel still goes by the old path."""
+
+    def locked(_engine, _space):
+        raise AgentLocked("agent 'planner' is in use by process 1")
+
+    script.spaces = {str(renamed): {"a"}}
+    monkeypatch.setattr(ScriptedEngine, "cell_ids", locked)
+    notebook.run("%amem agents")
+    assert "no agents yet" in notebook.text
+
+
+def test_a_notebook_that_cannot_be_read_has_no_cells(tmp_path):
+    """Not there, no JSON, no notebook, or cells without ids."""
+    file = tmp_path / "n.ipynb"
+    assert cell_ids(str(file)) == frozenset()
+    for text in ("{", "[]", '{"cells": 3}', '{"cells": [{"source": ""}]}'):
+        file.write_text(text)
+        assert cell_ids(str(file)) == frozenset()
+
+
+def test_an_agent_that_another_kernel_holds_leaves_a_choice(notebook, script):
+    """End that kernel, or take another space."""
+    script.enqueue(error=AgentLocked("agent 'planner' is in use by process 1; close it there first"))
+    seen = notebook.fails("%agent planner Hi").strip()
+    assert seen.endswith("close it there first. Or give this kernel agents of its own: %amem space NAME")
+    assert len(seen.splitlines()) == 1
