@@ -18,7 +18,10 @@ Seed = int | Literal["random"] | None
 
 
 class ReplyStream(Iterator[Event]):
-    """The events of one request. Closed or dropped before its end, even before its first event, it is cancelled."""
+    """The events of one request, and the handle to it: `cancel` ends it, from any thread.
+
+    Closed or dropped before its end, even before its first event, it is cancelled.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -39,9 +42,18 @@ class ReplyStream(Iterator[Event]):
         return event
 
     def cancel(self) -> None:
-        """Ask that the request ends, without waiting for it."""
+        """Ask that the request ends, without waiting for it. Any thread may call this, and more than once.
+
+        It ends at its next step; who reads the stream then gets `Cancelled`, and the agent is as it was. Other requests
+        are not touched. A request that has ended already stays as it is.
+        """
         if not self._finished:
             self._request.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was asked to end before it did."""
+        return self._request.cancelled
 
     def close(self) -> None:
         """Cancel, and wait until the agent is as it was; a second interrupt stops the waiting."""

@@ -52,6 +52,8 @@ class Engine:
         attention: "auto" or "reference".
         prefill_chunk: tokens of one prefill step, a multiple of 64. Default: by device.
         max_batch: the most requests that run at once.
+        step_ms: the most that a reply waits for its next token while another agent's prompt is computed, and a
+            cancelled request for its end. What cannot be divided (a decode step, a layer of a chunk) may take longer.
         progress: called with a sentence while the model is fetched and loaded.
 
     Raises
@@ -73,6 +75,7 @@ class Engine:
         attention: str = "auto",
         prefill_chunk: int | None = None,
         max_batch: int = 16,
+        step_ms: float = 500,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         name = str(model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL)
@@ -85,6 +88,8 @@ class Engine:
         quota = parse_size(disk) if disk is not None else DEFAULT_DISK
         if max_batch < 1:
             raise InputError(f"max_batch must be at least 1, not {max_batch}.")
+        if not 0 < step_ms < float("inf"):
+            raise InputError(f"step_ms must be more than 0, not {step_ms}.")
         if prefill_chunk is not None and (prefill_chunk < 64 or prefill_chunk % 64):
             raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
         from amem.opening import open_parts  # brings MLX: `import amem` alone stays quick
@@ -111,6 +116,7 @@ class Engine:
                 attention=attention,
                 prefill_chunk=prefill_chunk,
                 max_batch=max_batch,
+                step_ms=step_ms,
                 readers=readers,
                 writer=writer,
                 sessions=lambda: list(sessions.values()),
@@ -128,7 +134,7 @@ class Engine:
             raise
         self._sessions = sessions
         self._parts = self._opened.parts
-        self._owner.drive(self._parts.scheduler)
+        self._owner.drive(self._parts.scheduler, recover=lambda: _evict_all(sessions))
         # holds no reference to the engine: one that is dropped, or still open at exit, is closed all the same
         self._close = weakref.finalize(self, _close, os.getpid(), self._owner, self._opened, sessions)
 
@@ -480,6 +486,8 @@ class Engine:
                 space=self._space,
                 agents=tuple(agents),
                 warnings=(*opened.warnings, *parts.store.reports, *in_use),
+                inter_token=parts.scheduler.gaps.percentiles(),
+                prefill_tokens_per_second=256 / seconds if (seconds := parts.scheduler.rate.seconds(0, 256)) else None,
             )
 
         return self._owner.call(read)
@@ -530,6 +538,12 @@ def _let_go(opening: Future[Opened]) -> None:
 def _cancel_queued(future: Future[Request]) -> None:
     if future.exception() is None:
         future.result().cancel()
+
+
+def _evict_all(sessions: Mapping[str, AgentSession]) -> None:
+    """Arrays belong to the thread that made them; what was saved is on disk."""
+    for session in sessions.values():
+        session.evict()
 
 
 def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[str, AgentSession]) -> None:

@@ -14,11 +14,13 @@ from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
 from amem.kv.sequence import StateLayout
 from amem.model import blas
+from amem.model.bundled import cache_folder
 from amem.model.load import load
 from amem.model.prompt import Prompter
 from amem.model.spec import CODECS
 from amem.parts import EngineParts
 from amem.run.checked import checked_spec
+from amem.run.pace import PrefillRate
 from amem.run.runner import Runner
 from amem.run.scheduler import Scheduler
 from amem.run.worker import Workers
@@ -41,6 +43,7 @@ class Opened:
 
     def finish(self) -> None:
         """Let go of the owner thread's MLX streams, in that thread."""
+        self.parts.scheduler.rate.save()
         mx.synchronize()
         mx.clear_streams()
 
@@ -55,6 +58,7 @@ def open_parts(
     attention: str,
     prefill_chunk: int | None,
     max_batch: int,
+    step_ms: float,
     readers: Workers,
     writer: Workers,
     sessions: Callable[[], Iterable[AgentSession]],
@@ -74,7 +78,8 @@ def open_parts(
     spec = checked_spec(loaded.model, loaded.fingerprint, progress)
     chosen = make_codec("q4" if codec == "auto" else codec)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    chunk = prefill_chunk or (128 if on_cpu else 512)  # a step should take a second at most
+    chunk = prefill_chunk or (128 if on_cpu else 512)
+    device = "cpu" if on_cpu else "gpu"
     runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model))
     warning = blas.warning()
     parts = EngineParts(
@@ -87,10 +92,15 @@ def open_parts(
         prefill_chunk=chunk,
         pool=Pool(budget),
         store=Store(root, disk_quota=quota),
-        scheduler=Scheduler(runner, prefill_chunk=chunk, max_batch=max_batch),
+        scheduler=Scheduler(
+            runner,
+            prefill_chunk=chunk,
+            max_batch=max_batch,
+            step_s=step_ms / 1e3,
+            rate=PrefillRate(cache_folder().parent / "prefill" / f"{loaded.fingerprint}-{device}.json"),
+        ),
         readers=readers,
         writer=writer,
         sessions=sessions,
     )
-    device = "cpu" if on_cpu else "gpu"
     return Opened(parts, root, loaded.path, device, blas.in_use(), quota, (warning,) if warning else ())

@@ -99,6 +99,10 @@ class ReplyMetrics(_Record):
     saved: bool  #: False if the turn could not be written to disk
     blocks: tuple[BlockInfo, ...] = ()  #: of the first group of layers, after the turn
     notes: tuple[str, ...] = ()  #: plain sentences that a person should see
+    #: what computing the reused tokens again would have cost, by this model's prefill rate as it was measured on this
+    #: machine; None before it was
+    recompute_ms: float | None = None
+    saved_ms: float | None = None  #: ``recompute_ms`` without what the restore took
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,17 @@ class AgentStatus(_Record):
 
 
 @dataclass(frozen=True)
+class InterToken(_Record):
+    """Wall-clock times between one token of a reply and the next, over the last 4096."""
+
+    n: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True)
 class EngineStatus(_Record):
     """The engine at one instant."""
 
@@ -179,6 +194,8 @@ class EngineStatus(_Record):
     space: str
     agents: tuple[AgentStatus, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    inter_token: InterToken | None = None  #: None before a reply had two tokens
+    prefill_tokens_per_second: float | None = None  #: of the first 256 tokens of a history, as measured lately
 
     def __iter__(self) -> Iterator[AgentStatus]:
         return iter(self.agents)

@@ -343,6 +343,8 @@ class TurnWork:
         marks, session, parts = request.marks, self._session, self._parts
         decode_s = marks.last_token - marks.first_token
         n = len(request.generated)
+        restore_ms = (marks.restored - marks.matched) * 1e3
+        again = parts.scheduler.rate.seconds(0, request.n_reused)
         return ReplyMetrics(
             agent=session.name,
             model=parts.model_name,
@@ -356,7 +358,7 @@ class TurnWork:
             ttft_ms=(marks.first_token - marks.submitted) * 1e3,
             queue_ms=(marks.admitted - marks.submitted) * 1e3,
             match_ms=(marks.matched - marks.admitted) * 1e3,
-            restore_ms=(marks.restored - marks.matched) * 1e3,
+            restore_ms=restore_ms,
             prefill_ms=(marks.prefilled - marks.restored) * 1e3,
             first_decode_ms=(marks.first_token - marks.prefilled) * 1e3,
             decode_ms=decode_s * 1e3,
@@ -368,4 +370,6 @@ class TurnWork:
             saved=saved,
             blocks=session.block_infos(),
             notes=(*session.notes, *self._notes),
+            recompute_ms=again * 1e3 if again is not None else None,
+            saved_ms=again * 1e3 - (restore_ms if request.n_reused else 0.0) if again is not None else None,
         )

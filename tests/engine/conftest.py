@@ -7,11 +7,11 @@ from amem import Engine
 
 @pytest.fixture
 def open_engine(tiny_model_path, tmp_path):
-    """Opens engines on one store; those still open are closed at the end."""
+    """Opens engines on one store, or another by its name; those still open are closed at the end."""
     engines = []
 
-    def open_one(**options):
-        engine = Engine(tiny_model_path, tmp_path / "store", **{"memory": "200MB", **options})
+    def open_one(store="store", **options):
+        engine = Engine(tiny_model_path, tmp_path / store, **{"memory": "200MB", **options})
         engines.append(engine)
         return engine
 

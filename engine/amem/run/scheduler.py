@@ -1,11 +1,11 @@
-"""Iteration by iteration: admit what has arrived, one prefill chunk, one decode step for all that decode."""
+"""Iteration by iteration: admit what has arrived, a slice of prefill, one decode step for all that decode."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +14,11 @@ import mlx.core as mx
 
 from amem.errors import AmemError, Cancelled
 from amem.kv.codec import GROUP
+from amem.kv.sequence import Checkpoint
 from amem.results import Event
+from amem.run.pace import Gaps, PrefillRate
 from amem.run.request import Request
-from amem.run.runner import Runner
+from amem.run.runner import PrefillChunk, Runner
 
 
 @dataclass(eq=False)
@@ -28,13 +30,43 @@ class _Later:
     done: Future[None] = field(default_factory=Future)
 
 
-class Scheduler:
-    """Moves requests through waiting, reading, prefill, decode and commit. It belongs to the owner thread."""
+@dataclass
+class _Slice:
+    """The chunk that is being computed."""
 
-    def __init__(self, runner: Runner, *, prefill_chunk: int, max_batch: int) -> None:
+    request: Request
+    start: int
+    stop: int
+    chunk: PrefillChunk
+
+
+class Scheduler:
+    """Moves requests through waiting, reading, prefill, decode and commit. It belongs to the owner thread.
+
+    Parameters
+    ----------
+    prefill_chunk
+        Tokens of a prompt that go through the model at once: rounded down to whole groups.
+    max_batch
+        The most requests that are admitted at once.
+    step_s
+        Seconds that a reply waits at most for its next token because of others' prompts, and a cancelled request for
+        its end; a layer of one chunk, or a decode step, may take longer than that.
+    rate
+        Is told what each chunk took.
+    """
+
+    def __init__(
+        self, runner: Runner, *, prefill_chunk: int, max_batch: int, step_s: float, rate: PrefillRate | None = None
+    ) -> None:
+        self.gaps = Gaps()
+        self.rate = rate or PrefillRate()
         self._runner = runner
         self._chunk = max(GROUP, prefill_chunk // GROUP * GROUP)
         self._max_batch = max_batch
+        self._step_s = step_s
+        self._decode_s = 0.0  # of the last decode step
+        self._slice: _Slice | None = None
         self._waiting: deque[Request] = deque()
         self._matched: deque[Request] = deque()  # they wait for room
         self._reading: list[Request] = []
@@ -140,27 +172,25 @@ class Scheduler:
         self._prefilling.append(request)
 
     def _prefill(self) -> None:
+        """Compute a part of one chunk: as much as those that decode can wait for."""
         if not self._prefilling:
             return
-        request = self._prefilling[0]
-        self._guard(request, partial(self._prefill_chunk, request))
+        request = self._slice.request if self._slice is not None else self._prefilling[0]
+        self._guard(request, partial(self._prefill_slice, request))
 
-    def _prefill_chunk(self, request: Request) -> None:
+    def _prefill_slice(self, request: Request) -> None:
+        if self._slice is None:
+            self._slice = self._next_chunk(request)
+        if self._slice is not None:
+            seconds = self._step_s
+            if self._decoding or self._closing:
+                seconds = max(seconds - self._decode_s, seconds / 4)  # slow decoding must not stop all prefill
+            if not self._slice.chunk.advance(seconds):
+                return
+            self._end_chunk(request, self._slice)
         sequence = request.sequence
         assert sequence is not None
-        # the last token is always fed alone: as a decode step, or as the turn's closing step
-        ids = [*request.prompt_ids, *request.kept_ids]
-        end = len(ids) - 1
-        start = sequence.n_tokens
-        if start < end:
-            # the last, partial group is a step of its own: computed again from a stored boundary it has the same bits
-            whole = end // GROUP * GROUP
-            stop = min(whole, (start + self._chunk) // GROUP * GROUP) if start < whole else end
-            self._runner.prefill(sequence, ids[start:stop])
-            request.work.progress(request)
-            total = end - request.n_reused
-            request.events.put(Event(stage="prefill", done=stop - request.n_reused, total=total))
-        if sequence.n_tokens == end:
+        if sequence.n_tokens == len(request.prompt_ids) + request.n_kept - 1:
             self._prefilling.remove(request)
             if request.finish_reason:
                 self._closing.append(request)
@@ -168,19 +198,66 @@ class Scheduler:
                 request.marks.prefilled = time.perf_counter()
                 self._decoding.append(request)
 
+    def _next_chunk(self, request: Request) -> _Slice | None:
+        sequence = request.sequence
+        assert sequence is not None
+        # the last token is always fed alone: as a decode step, or as the turn's closing step
+        ids = [*request.prompt_ids, *request.kept_ids]
+        start, end = sequence.n_tokens, len(ids) - 1
+        if start >= end:
+            return None
+        # the last, partial group is a step of its own: computed again from a stored boundary it has the same bits
+        whole = end // GROUP * GROUP
+        stop = min(whole, (start + self._chunk) // GROUP * GROUP) if start < whole else end
+        return _Slice(request, start, stop, self._runner.prefill(sequence, ids[start:stop]))
+
+    def _end_chunk(self, request: Request, done: _Slice) -> None:
+        self._slice = None
+        self.rate.record(done.start, done.stop - done.start, done.chunk.seconds)
+        request.work.progress(request)
+        total = len(request.prompt_ids) + request.n_kept - 1 - request.n_reused
+        request.events.put(Event(stage="prefill", done=done.stop - request.n_reused, total=total))
+
     def _decode(self) -> None:
         """One token for each request that decodes, and the last kept one for each that closes, in one batch."""
         batch = [*self._decoding, *self._closing]
         if not batch:
             return
-        sequences = [request.sequence for request in batch if request.sequence is not None]
-        fed = [(request.kept_ids or request.prompt_ids)[-1] for request in batch]
+        started = time.perf_counter()
+        points = [request.sequence.checkpoint() for request in batch if request.sequence is not None]
         try:
-            logits = self._runner.decode(sequences, fed)
-        except Exception as error:  # noqa: BLE001  # each caller of the batch gets it
-            for request in batch:
-                self._end(request, error)
+            logits = self._feed(batch)
+        except Exception as error:  # noqa: BLE001  # one of them has it
+            if len(batch) == 1:
+                self._end(batch[0], error)
+            else:
+                self._decode_alone(batch, points, error)
             return
+        self._decode_s = time.perf_counter() - started
+        self._advance(batch, logits)
+
+    def _feed(self, batch: Sequence[Request]) -> mx.array:
+        sequences = [request.sequence for request in batch if request.sequence is not None]
+        return self._runner.decode(sequences, [(request.kept_ids or request.prompt_ids)[-1] for request in batch])
+
+    def _decode_alone(self, batch: Sequence[Request], points: Sequence[Checkpoint], error: Exception) -> None:
+        """After a batch failed: the same step one by one, so that only who cannot do it ends."""
+        alone: list[Request] = []
+        for request, point in zip(batch, points, strict=True):
+            if request.sequence is not None and request.sequence.rollback(point):
+                alone.append(request)
+            else:
+                self._end(request, error)
+        for request in alone:
+            try:
+                logits = self._feed([request])
+            except Exception as own:  # noqa: BLE001  # its caller gets whatever it was
+                self._end(request, own)
+            else:
+                self._advance([request], logits)
+
+    def _advance(self, batch: Sequence[Request], logits: mx.array) -> None:
+        """What follows a step: the next token, or the commit."""
         for row, request in enumerate(batch):
             if request in self._closing:
                 self._guard(request, partial(self._commit, request))
@@ -189,7 +266,10 @@ class Scheduler:
 
     def _sample(self, request: Request, logits: mx.array) -> None:
         request.work.progress(request)
+        before = request.marks.last_token
         request.take(int(request.sample(logits).tolist()))  # type: ignore[arg-type]  # a scalar
+        if before:
+            self.gaps.record(request.marks.last_token - before)
         if not request.finish_reason:
             return
         self._decoding.remove(request)
@@ -231,6 +311,9 @@ class Scheduler:
 
     def _end(self, request: Request, error: BaseException) -> None:
         self._forget(request)
+        if self._slice is not None and self._slice.request is request:
+            self._slice = None
+            request.checkpoint = None  # in the middle of a chunk nothing can be rolled back
         try:
             request.work.abort(request)
         finally:
