@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from amem.agent import Agent, ReplyStream, Seed
 from amem.checks import check_message, check_text, request_settings
-from amem.errors import AgentLocked, AmemError, Cancelled, EngineClosed, InputError
+from amem.errors import AgentLocked, Cancelled, EngineClosed, InputError
 from amem.results import AgentStatus, EngineStatus, Reply, Residency
 from amem.run.owner import OwnerThread
 from amem.run.worker import Workers
@@ -186,18 +186,18 @@ class Engine:
 
         Raises
         ------
-            AmemError: the first error of any of them; the others have finished by then.
+            Exception: the first error of any of them; the others have finished by then.
         """
         streams: dict[str, ReplyStream] = {}
         replies: dict[str, Reply] = {}
-        errors: list[AmemError] = []
+        errors: list[Exception] = []
         try:
             for name, text in messages.items():
                 streams[name] = Agent(self, name).stream(text, **options)  # type: ignore[arg-type]  # checked by submit
             for name, events in streams.items():
                 try:
                     replies[name] = next(event.reply for event in events if event.reply is not None)
-                except AmemError as error:
+                except Exception as error:  # noqa: BLE001  # raised below, when the others have finished
                     errors.append(error)
         except BaseException:
             for events in streams.values():

@@ -9,6 +9,7 @@ import pytest
 
 from amem import Cancelled, EngineClosed, InputError, MemoryBudgetError, Residency
 from amem.kv.sequence import SequenceState
+from amem.run.request import Request
 from amem.run.runner import PrefillChunk, Runner
 from amem.run.sampler import Sampler
 from amem.run.scheduler import Scheduler
@@ -251,6 +252,22 @@ def test_an_error_in_one_request_of_a_batch_ends_that_request_alone(what, engine
         assert_others_are_served(streams, four)
     assert (1, before) == (len(engine.agent("bad").turns), engine.agent("bad").status.n_tokens)
     assert four["bad"] == engine.agent("bad").ask("Go on.", max_tokens=30).token_ids
+
+
+def test_ask_all_raises_a_fault_when_the_others_have_finished(engine, monkeypatch):
+    """Whatever kind of error it is, it is not theirs."""
+    session = {name: engine.agent(name) and engine.with_session(name, lambda session: session) for name in "ab"}
+    take = Request.take
+
+    def broken(self, token_id):
+        if self.group is session["a"] and len(self.generated) == 2:
+            raise ZeroDivisionError("a fault")
+        take(self, token_id)
+
+    monkeypatch.setattr(Request, "take", broken)
+    with pytest.raises(ZeroDivisionError):
+        engine.ask_all({"a": "Hello.", "b": "Hello."}, max_tokens=20)
+    assert [0, 1] == [len(engine.agent(name).turns) for name in "ab"]
 
 
 def test_a_damaged_block_in_a_batch_is_computed_again_and_the_others_do_not_notice(engine, four):
