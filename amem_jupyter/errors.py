@@ -42,14 +42,30 @@ class Interrupted(KeyboardInterrupt):
 Interrupted.__name__ = KeyboardInterrupt.__name__  # what front ends show, and clients look for
 
 
+class Refused(Exception):
+    """What was refused, in one line.
+
+    IPython only prints a UsageError; this one is also an error output, so that a notebook that was saved or run by a
+    pipeline tells why it stopped.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"UsageError: {self}"]
+
+
+Refused.__name__ = UsageError.__name__
+
+
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Turn the engine's refusals into IPython's UsageError, which is shown without a traceback."""
+    """Show wrong usage, and what the engine refuses, without a traceback."""
     try:
         yield
+    except UsageError as error:
+        raise Refused(str(error)) from error
     except Exception as error:
         if is_refusal(error):
-            raise UsageError(f"{error}{_choice(error)}") from error
+            raise Refused(f"{error}{_choice(error)}") from error
         raise
 
 

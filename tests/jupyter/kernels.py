@@ -24,6 +24,7 @@ class Ran:
     ename: str = ""
     outputs: dict = field(default_factory=dict)  #: the last form of each display, by display id or number
     stream: str = ""
+    error: str = ""  #: the error output
 
     @property
     def text(self):
@@ -60,6 +61,8 @@ class Kernel:
                 ran.outputs[key] = content
             elif kind == "stream":
                 ran.stream += content["text"]
+            elif kind == "error":
+                ran.error = "\n".join(content["traceback"])
             if until is not None and until in ran.text:
                 return ran
             if kind == "status" and content["execution_state"] == "idle":

@@ -63,7 +63,8 @@ def test_bad_input_stops_the_queue_too(live):
     queued = live.send("x = 1")
     ran = live.wait(bad)
     assert (ran.status, ran.ename) == ("error", "UsageError")
-    assert ran.stream.startswith("UsageError: --max-tokens")
+    assert ran.error.startswith("UsageError: --max-tokens")
+    assert len(ran.error.splitlines()) == 1
     assert live.reply(queued)["status"] == "aborted"
 
 
