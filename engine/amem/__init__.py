@@ -36,6 +36,7 @@ from amem.results import (
     ReplyMetrics,
     Residency,
     TurnInfo,
+    Why,
 )
 
 __all__ = [
@@ -67,4 +68,5 @@ __all__ = [
     "TurnInfo",
     "UnknownTurn",
     "UnsupportedModel",
+    "Why",
 ]

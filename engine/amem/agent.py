@@ -93,6 +93,7 @@ class Agent:
         stop: Sequence[str] = (),
         system: str | None = None,
         append: bool = False,
+        cached: bool = False,
         cell_id: str | None = None,
         execution: str | None = None,
     ) -> Reply:
@@ -108,6 +109,8 @@ class Agent:
             stop: texts at which the reply ends; they are not part of it.
             system: the system text of the conversation; only its first turn can set it.
             append: go on from the head even if this cell has a turn already.
+            cached: give the recorded reply, and compute nothing, if this prompt was asked at this place with these
+                settings before.
             cell_id: the notebook cell that asks. A cell that asks again replaces what it did before.
             execution: which execution of that cell this is; a second ask within one appends.
 
@@ -127,6 +130,7 @@ class Agent:
             stop=stop,
             system=system,
             append=append,
+            cached=cached,
             cell_id=cell_id,
             execution=execution,
         ):
@@ -145,6 +149,7 @@ class Agent:
         stop: Sequence[str] = (),
         system: str | None = None,
         append: bool = False,
+        cached: bool = False,
         cell_id: str | None = None,
         execution: str | None = None,
     ) -> ReplyStream:
@@ -163,6 +168,7 @@ class Agent:
             stop=stop,
             system=system,
             append=append,
+            cached=cached,
             cell_id=cell_id,
             execution=execution,
         )
@@ -282,17 +288,20 @@ class Agent:
         """All turns, those on other branches too."""
         return self._engine.with_session(self.name, lambda session: session.turn_infos(only_path=False))
 
-    def rewind(self, turns: int = 1) -> None:
-        """Move the head back. Nothing is lost: the turns stay as a branch.
+    def rewind(self, turns: int = 1, *, to: int | str | None = None) -> None:
+        """Move the head back by some turns, or to a turn or named snapshot that it came by.
+
+        Nothing is lost: the turns stay as a branch.
 
         Raises
         ------
             InputError: there are fewer turns than that.
+            UnknownTurn: the head did not come by that turn.
         """
-        self._engine.with_idle_session(self.name, lambda session: session.rewind(turns))
+        self._engine.with_idle_session(self.name, lambda session: session.rewind(turns, to))
 
-    def checkout(self, turn: int) -> None:
-        """Move the head to any turn of the tree.
+    def checkout(self, turn: int | str) -> None:
+        """Move the head to any turn of the tree, by its number or by a named snapshot's name.
 
         Raises
         ------
@@ -300,15 +309,50 @@ class Agent:
         """
         self._engine.with_idle_session(self.name, lambda session: session.checkout(turn))
 
-    def fork(self, name: str, *, at: int | None = None) -> Agent:
-        """A new agent that starts where this one stands (or stood, at a turn). Stored blocks are shared, not copied.
+    def snapshot(self, name: str, *, at: int | None = None) -> int:
+        """Name the turn at which the agent stands, or another, for `checkout`, `rewind` and `fork`; gives the turn.
 
         Raises
         ------
-            InputError: an agent of that name exists, or the name is not possible.
+            InputError: the name is not possible or another turn's, or there is no turn yet.
             UnknownTurn: there is no such turn.
         """
-        return self._engine.fork(self.name, name, at)
+        return self._engine.with_session(self.name, lambda session: session.name_snapshot(name, at))
+
+    @property
+    def snapshots(self) -> dict[str, int]:
+        """The named snapshots, with their turns."""
+        return self._engine.with_session(self.name, lambda session: session.snapshots())
+
+    def forget_snapshot(self, name: str) -> None:
+        """Take a named snapshot's name away; its turn stays.
+
+        Raises
+        ------
+            UnknownTurn: there is no such snapshot.
+        """
+        self._engine.with_session(self.name, lambda session: session.forget_snapshot(name))
+
+    def fork(self, name: str, *, at: int | str | None = None, keep_last: int | None = None) -> Agent:
+        """A new agent that starts where this one stands (or stood, at a turn). Stored blocks are shared, not copied.
+
+        Args:
+            name: the new agent's.
+            at: a turn, or a named snapshot.
+            keep_last: only the system text and so many turns before that point, as a conversation of its own: the way
+                on when the context is full. What follows the system text stands elsewhere then, so it is computed
+                again, with the new agent's first request.
+
+        Raises
+        ------
+            InputError: an agent of that name exists, or the name or keep_last is not possible.
+            UnknownTurn: there is no such turn.
+        """
+        return self._engine.fork(self.name, name, at, keep_last)
+
+    def why(self) -> str:
+        """In plain lines: what this engine's last request found of its past, and why not more."""
+        return self._engine.with_session(self.name, lambda session: session.why())
 
     # -- memory and disk -------------------------------------------------------------------------------------------
 

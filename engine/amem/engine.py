@@ -209,16 +209,26 @@ class Engine:
             raise errors[0]
         return replies
 
-    def fork(self, name: str, new_name: str, at: int | None = None) -> Agent:
+    def fork(self, name: str, new_name: str, at: int | str | None = None, keep_last: int | None = None) -> Agent:
         """See `Agent.fork`."""
+        if keep_last is not None and (isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1):
+            raise InputError(f"keep_last must be a whole number of turns of at least 1, not {keep_last!r}.")
 
         def fork(session: AgentSession) -> None:
+            from amem.shortening import shortened
+
             if new_name in self.agents():
                 raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
-            turn = at if at is not None else session.store.head
-            store = session.store.fork(new_name, self._space, turn)
+            turn = session.turn_of(at) if at is not None else session.store.head
+            kept = shortened(session, turn, keep_last) if keep_last is not None else None
+            if kept is not None:
+                store = self._parts.store.open(new_name, self._space)
+            else:
+                store = session.store.fork(new_name, self._space, turn)
             try:
-                self._sessions[new_name] = session.fork(store, turn)
+                if kept is not None:
+                    kept.write(store)
+                self._sessions[new_name] = session.fork(store, None if kept is not None else turn)
             except BaseException:
                 store.delete()
                 raise
@@ -368,6 +378,7 @@ class Engine:
         stop: Sequence[str] = (),
         system: str | None = None,
         append: bool = False,
+        cached: bool = False,
         cell_id: str | None = None,
         execution: str | None = None,
     ) -> Request:
@@ -385,7 +396,7 @@ class Engine:
         check_message(message)
         settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
         wish = MessageWish(message, system, cell_id, execution, append)
-        return self._queue(name, wish, settings, seed, Caller(cell_id, execution))
+        return self._queue(name, wish, settings, seed, Caller(cell_id, execution), cached=cached)
 
     def submit_chat(
         self,
@@ -413,7 +424,9 @@ class Engine:
         wish = ChatWish(plain_messages(messages), plain_tools(tools))
         return self._queue(name, wish, settings, seed, Caller())
 
-    def _queue(self, name: str, wish: Wish, settings: dict[str, Any], seed: Seed, caller: Caller) -> Request:
+    def _queue(
+        self, name: str, wish: Wish, settings: dict[str, Any], seed: Seed, caller: Caller, *, cached: bool = False
+    ) -> Request:
         from amem.run.request import Request
         from amem.run.sampler import Sampler, derive_seed
         from amem.turn import TurnWork
@@ -426,7 +439,7 @@ class Engine:
             if number is None:
                 number = derive_seed(name, wish.parent(session), wish.text, settings)
             request = Request(
-                work=TurnWork(session, wish, settings | {"seed": number}, caller),
+                work=TurnWork(session, wish, settings | {"seed": number}, caller, cached=cached),
                 sample=Sampler(temperature=settings["temperature"], top_p=settings["top_p"], seed=number & (2**63 - 1)),
                 text=self._parts.prompter.reply_text(settings["stop"]),
                 max_tokens=settings["max_tokens"],

@@ -67,6 +67,19 @@ class BlockMap(_Record):
 
 
 @dataclass(frozen=True)
+class Why(_Record):
+    """Why a request found what it found of its past."""
+
+    cause: str  #: the likeliest one, a plain sentence
+    remedy: str  #: what to do about it
+    position: int | None = None  #: of the first token that differs from the stored branch; None if none does
+    turn: int | None = None  #: the stored turn that it lies in
+    before: str = ""  #: text of the last tokens that agree
+    stored: str = ""  #: text from there on in the stored branch
+    wanted: str = ""  #: text from there on in the request
+
+
+@dataclass(frozen=True)
 class ReplyMetrics(_Record):
     """What one request cost. Times are wall-clock milliseconds.
 
@@ -103,6 +116,20 @@ class ReplyMetrics(_Record):
     #: machine; None before it was
     recompute_ms: float | None = None
     saved_ms: float | None = None  #: ``recompute_ms`` without what the restore took
+    why: Why | None = None  #: see `explain`
+
+    def explain(self) -> str:
+        """In plain lines: what was reused, why not more, where the request left a stored branch, and what to do."""
+        of = f"{self.reused_tokens} of {self.prompt_tokens} prompt tokens were reused, {self.computed_tokens} computed"
+        lines = [f"{self.match}: {of}."]
+        if self.why is not None:
+            lines.append(self.why.cause)
+            if self.why.position is not None:
+                place = f"at position {self.why.position}, in turn {self.why.turn}, after {self.why.before!r}"
+                lines.append(f"The first token that differs is {place}:")
+                lines += [f"  stored  {self.why.stored!r}", f"  wanted  {self.why.wanted!r}"]
+            lines.append(f"What to do: {self.why.remedy}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from amem.store import AgentStore
 from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
 from amem.wish import messages_of
 
+_NAMED = "snapshot:"  # before a named snapshot's name, among the agent's small texts
+
 Stored = tuple[Assembled, Buffers]  #: blocks that were read, joined; and the snapshot's buffers
 
 
@@ -45,7 +47,8 @@ class AgentSession:
         self.pinned = False
         self.saved = True
         self.last_ttft_ms: float | None = None
-        self.executions: dict[int, str | None] = {}  #: of turns that a cell made again without a change
+        self.last_explained: str | None = None  #: `ReplyMetrics.explain` of this engine's last request to it
+        self.executions: dict[int, str | None] = {}  #: of turns that this engine made, or found unchanged
         self.notes: list[str] = []  #: what opening it had to repair; told with the next reply
         self.new_from = 0  #: position from which the last turn computed
 
@@ -134,6 +137,13 @@ class AgentSession:
             return prompter.history(messages, tools)
         return prompter.following(messages, last_id=before[-1] if before else None, tools=tools)
 
+    def n_opening(self, root: int) -> int:
+        """Tokens that a first turn's system text and tools take, with what the template puts around them."""
+        turn, prompter = self.store.turns()[root], self.parts.prompter
+        message = [{"role": "user", "content": "?"}]
+        system = [{"role": "system", "content": turn.system}] if turn.system is not None else []
+        return len(prompter.history([*system, *message], turn.settings.get("tools", ())))
+
     def leaves(self, below: int | None) -> list[int]:
         """The turns that no turn follows, of those that follow ``below``; of None: of all. The newest last."""
         turns = self.store.turns()
@@ -180,30 +190,109 @@ class AgentSession:
             )
         return infos
 
-    def checkout(self, turn: int | None) -> None:
-        """Move the head.
+    def turn_of(self, place: int | str) -> int:
+        """The turn of a number, or of a named snapshot.
+
+        Raises
+        ------
+            UnknownTurn: there is none.
+        """
+        if isinstance(place, str):
+            named = self.snapshots()
+            if place not in named:
+                known = f"its snapshots are {', '.join(named)}" if named else "it has no named snapshots"
+                raise UnknownTurn(f"agent {self.name!r} has no snapshot {place!r}: {known}.")
+            return named[place]
+        if isinstance(place, bool) or place not in self.store.turns():
+            raise UnknownTurn(f"agent {self.name!r} has no turn {place}: agent.tree() lists its turns.")
+        return place
+
+    def checkout(self, place: int | str | None) -> None:
+        """Move the head to a turn, a named snapshot, or (None) to before the first turn.
 
         Raises
         ------
             UnknownTurn: there is no such turn.
         """
-        if turn is not None and turn not in self.store.turns():
-            raise UnknownTurn(f"agent {self.name!r} has no turn {turn}: agent.tree() lists its turns.")
+        turn = self.turn_of(place) if place is not None else None
         self.store.set_head(turn)
         if self.hot_turn != turn:
             self.evict()
 
-    def rewind(self, turns: int) -> None:
-        """Move the head back by some turns.
+    def rewind(self, turns: int, to: int | str | None) -> None:
+        """Move the head back by some turns, or to a turn or named snapshot on its path.
 
         Raises
         ------
             InputError: the head's path is shorter than that.
+            UnknownTurn: there is no such turn on it.
         """
         path = self._head_path()
+        if to is not None:
+            turn = self.turn_of(to)
+            if turn not in path:
+                raise UnknownTurn(
+                    f"agent {self.name!r} did not come by turn {turn}, so it cannot rewind to it: use checkout."
+                )
+            self.checkout(turn)
+            return
         if turns < 1 or turns > len(path):
             raise InputError(f"agent {self.name!r} has {len(path)} turns to rewind, so {turns} is not possible.")
         self.checkout(path[-turns - 1] if turns < len(path) else None)
+
+    def snapshots(self) -> dict[str, int]:
+        """Names that were given to turns, with their turns. A fork has those of the turns that it took over."""
+        turns = self.store.turns()
+        named = {
+            key.removeprefix(_NAMED): int(value) for key, value in self.store.meta.items() if key.startswith(_NAMED)
+        }
+        return {name: turn for name, turn in named.items() if turn in turns}
+
+    def name_snapshot(self, name: str, at: int | None) -> int:
+        """Give the head's turn, or another, a name.
+
+        Raises
+        ------
+            InputError: there is no turn yet, or the name is not possible, or another turn's.
+            UnknownTurn: there is no such turn.
+        """
+        if not isinstance(name, str) or not 1 <= len(name.strip()) <= 128 or name.strip().isdigit():
+            raise InputError("a snapshot's name is a text of 1 to 128 characters that is not a number.")
+        turn = self.turn_of(at) if at is not None else self.store.head
+        if turn is None:
+            raise InputError(f"agent {self.name!r} has no turn yet that could be named.")
+        if self.snapshots().get(name, turn) != turn:
+            raise InputError(
+                f"agent {self.name!r} has a snapshot {name!r} already: choose another name, or forget that one first."
+            )
+        self.store.set_meta(_NAMED + name, str(turn))
+        return turn
+
+    def forget_snapshot(self, name: str) -> None:
+        """Take a name away; its turn stays.
+
+        Raises
+        ------
+            UnknownTurn: there is no such snapshot.
+        """
+        self.turn_of(name)
+        self.store.set_meta(_NAMED + name, None)
+
+    def why(self) -> str:
+        """What the last request found, and why not more; before the first one what the next will find."""
+        if self.last_explained is not None:
+            return self.last_explained
+        known, residency = self._head_realization(), self.residency
+        if residency is Residency.EMPTY:
+            return "It has no turn to go on from: its next request computes all of its prompt."
+        if known is None:
+            return f"It is {residency}: its past has no state for this model and codec, and is computed once."
+        ids = self.store.path_tokens(known.turn, self.parts.realm)
+        n_stored = self.find([*(ids if ids is not None else ()), 0], prefer=known.turn).n_tokens
+        return (
+            f"No request was made to it since the engine was opened. It is {residency}: of its {known.n_tokens} tokens "
+            f"{n_stored} can be reused by a request that only adds a message."
+        )
 
     def begin_with(self, system: str) -> None:
         """Set the system text with which the first turn will start.
@@ -318,6 +407,10 @@ class AgentSession:
     def fork(self, store: AgentStore, at: int | None) -> AgentSession:
         """The session of a stored fork; it shares the state in memory where that stands at the same turn."""
         twin = AgentSession(self.parts, store)
+        turns = store.turns()
+        for key, value in store.meta.items():
+            if key.startswith(_NAMED) and int(value) not in turns:
+                store.set_meta(key, None)  # a turn of its own may get that number
         stands_there = at is not None and self.hot_turn == at and not self.is_running
         # without room it is warm, and restored when it is asked
         if self.hot is not None and stands_there and self.parts.make_room(self.parts.layout.open_nbytes, keep=self):

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from amem import why
 from amem.errors import ContextOverflow, MemoryBudgetError, StoreError
 from amem.kv.codec import GROUP
 from amem.kv.run import BLOCK_GROUPS
 from amem.kv.sequence import Buffers, SequenceState
 from amem.restoring import Restore
-from amem.results import Match, Reply, ReplyMetrics, Residency
+from amem.results import Match, Reply, ReplyMetrics, Residency, Why
 from amem.run.request import Request
 from amem.session import AgentSession, History
 from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, SnapshotRecord, Tokens, TurnRecord
@@ -34,12 +35,16 @@ class Caller:
 class TurnWork:
     """The `Work` of a message to an agent. It belongs to the owner thread."""
 
-    def __init__(self, session: AgentSession, wish: Wish, settings: Mapping[str, Any], caller: Caller) -> None:
+    def __init__(
+        self, session: AgentSession, wish: Wish, settings: Mapping[str, Any], caller: Caller, *, cached: bool = False
+    ) -> None:
         self._session = session
         self._parts = session.parts
         self._wish = wish
         self._settings = dict(settings)
         self._caller = caller
+        self._cached = cached  # a recorded reply will do
+        self._why: Why | None = None
         self._found = Found()
         self._wanted: list[int] = []
         self._restore: Restore | None = None
@@ -74,21 +79,39 @@ class TurnWork:
         request.prompt_ids = [*place.history.token_ids, *place.delta]
         self._check_context(request)
         self._wanted = request.prompt_ids
-        self._find(request)
+        if self._cached:
+            request.recorded = self._recorded(request)
+        if request.recorded is None:
+            self._find(request)
 
     def _check_context(self, request: Request) -> None:
         n_prompt, limit = len(request.prompt_ids), self._parts.context_length
         if n_prompt + request.max_tokens > limit:
             room = limit - n_prompt
-            remedy = (
-                f"give max_tokens of at most {room}"
-                if room > 0
-                else "shorten the message, rewind, or fork an earlier turn"
-            )
+            remedy = f"give max_tokens of at most {room}" if room > 0 else "shorten the message, or rewind"
+            if n_last := self._room_for(limit - request.max_tokens):
+                remedy += (
+                    f"; or go on with a fork that keeps the system text and the last turns alone: "
+                    f"fork(name, keep_last={n_last})"
+                )
             raise ContextOverflow(
                 f"agent {self._session.name!r}: the history and this message take {n_prompt} tokens, and with "
                 f"max_tokens={request.max_tokens} that is more than the model's context of {limit}: {remedy}."
             )
+
+    def _room_for(self, n_tokens: int) -> int:
+        """How many of the last turns so many tokens hold, beside the first turn's system text and this prompt."""
+        parent = self._history.parent
+        if parent is None:
+            return 0
+        path = self._session.store.path(parent)
+        left = n_tokens - len(self._place.delta) - self._session.n_opening(path[0])
+        for n_kept, turn in enumerate(reversed(path[1:])):
+            known = self._session.store.realization(turn, self._parts.realm)
+            left -= len(known.token_ids) if known is not None else n_tokens
+            if left < 0:
+                return n_kept
+        return len(path) - 1
 
     def _find(self, request: Request) -> None:
         session, history = self._session, self._history
@@ -213,6 +236,8 @@ class TurnWork:
         if sequence.n_tokens != len(ids):
             raise RuntimeError(f"{sequence.n_tokens} tokens in K/V, {len(ids)} token ids: a fault in amem")
         self.progress(request)
+        asked = why.Request(self._place, request.prompt_ids, self._caller.cell_id, self._match, request.n_reused)
+        self._why = why.explain(session, asked)
         text = request.text.text
         saved = True
         try:
@@ -225,18 +250,63 @@ class TurnWork:
             self._drop(request)
         session.saved = saved
         session.new_from = request.n_reused
+        if saved:
+            self._note_what_was_left(turn)
         if saved and turn in self._history.left:
             self._notes.append(
                 "Run again without a change: this is the turn that was there, and nothing was saved twice."
             )
+        return self._reply(request, text, request.kept_ids, turn, saved, (time.perf_counter() - started) * 1e3)
+
+    def _note_what_was_left(self, turn: int) -> None:
+        """Say which turns are on another branch now."""
         later = [str(turn_id) for turn_id in self._history.left if turn_id != turn]
-        if saved and later:
+        if later:
             left = f"turn{'s' if len(later) > 1 else ''} {', '.join(later)}"
             self._notes.append(f"Run again from an earlier point; left on another branch: {left}.")
-        metrics = self._metrics(request, saved, (time.perf_counter() - started) * 1e3)
+            if self._replaces_another_cell():
+                self._notes.append(
+                    "This front end gives cells new ids when the notebook is opened again: if what was left is another "
+                    f"cell's, checkout {later[-1]} goes back to it, and --append (append=True) adds a turn instead."
+                )
+
+    def _replaces_another_cell(self) -> bool:
+        """Whether the turn that this cell replaces may be another's: ids that are URIs (VS Code) count cells anew.
+
+        Known is what this engine saw, and a prompt that is the same.
+        """
+        session, left = self._session, self._history.left
+        if not left or left[0] in session.executions or ":" not in (self._caller.cell_id or ""):
+            return False
+        return session.store.turns()[left[0]].prompt != self._place.prompt
+
+    def _reply(
+        self, request: Request, text: str, token_ids: Sequence[int], turn: int, saved: bool, commit_ms: float
+    ) -> Reply:
+        session = self._session
+        metrics = self._metrics(request, saved, commit_ms)
         session.notes = []
         session.last_ttft_ms = metrics.ttft_ms
-        return Reply(text, tuple(request.kept_ids), request.finish_reason, metrics, turn)
+        session.last_explained = metrics.explain()
+        return Reply(text, tuple(token_ids), request.finish_reason, metrics, turn)
+
+    def _recorded(self, request: Request) -> Reply | None:
+        """The reply that this prompt got here before with these settings; None if there is none for this model."""
+        store, delta = self._session.store, self._place.delta
+        for turn in reversed(self._repeated()):
+            known = store.realization(turn.id, self._parts.realm)
+            if known is None or known.token_ids[: len(delta)].tolist() != delta:
+                continue
+            store.set_head(turn.id)
+            self._session.executions[turn.id] = self._caller.execution
+            self._notes.append(f"This is the recorded reply of turn {turn.id}: nothing was computed.")
+            self._note_what_was_left(turn.id)
+            self._match, request.n_reused = Match.EXACT, len(request.prompt_ids)
+            self._why = Why("The reply was recorded, and asked for as such.", "Nothing.")
+            request.finish_reason = turn.finish_reason
+            request.marks.now(time.perf_counter())
+            return self._reply(request, turn.reply, known.token_ids[len(delta) :].tolist(), turn.id, True, 0.0)
+        return None
 
     def _store(self, request: Request, sequence: SequenceState, ids: list[int], text: str) -> int:
         """Write what is not yet on disk, then the turn; gives its id."""
@@ -272,9 +342,11 @@ class TurnWork:
             self._caller.cell_id,
             self._caller.execution,
         )
-        return store.commit(
+        turn = store.commit(
             new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
         ).id
+        self._session.executions[turn] = self._caller.execution
+        return turn
 
     def _same_turn(
         self, text: str, own_ids: Tokens, last: str | None, groups: Buffers, open_group: Buffers
@@ -372,4 +444,5 @@ class TurnWork:
             notes=(*session.notes, *self._notes),
             recompute_ms=again * 1e3 if again is not None else None,
             saved_ms=again * 1e3 - (restore_ms if request.n_reused else 0.0) if again is not None else None,
+            why=self._why,
         )

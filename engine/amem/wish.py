@@ -30,6 +30,7 @@ class Place:
     recorded: Mapping[str, Any] = field(default_factory=dict)  #: what else the turn needs to be rendered again
     prefer: int | None = None  #: the turn whose path is likeliest to hold the tokens
     may_repeat: bool = False  #: a turn that is there already may be this one
+    whole: bool = False  #: a whole conversation was given, not a message to add
 
 
 class Wish(Protocol):
@@ -136,7 +137,7 @@ class ChatWish:
         if history.parent is None and self.tools:
             recorded["tools"] = [dict(tool) for tool in self.tools]
         delta, prefer = _from_branches(session, history, delta)
-        return Place(history, delta, str(rest[-1]["content"]), system, recorded, prefer, may_repeat=True)
+        return Place(history, delta, str(rest[-1]["content"]), system, recorded, prefer, may_repeat=True, whole=True)
 
     def _followed(self, session: AgentSession) -> list[tuple[int, int]]:
         """Turns on the longest path that the messages begin with, each with the number of messages up to its end."""

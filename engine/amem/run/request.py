@@ -37,7 +37,7 @@ class Work(Protocol):
     """The part of a request that knows its agent: matching, restoring, committing."""
 
     def match(self, request: Request) -> None:
-        """Set the request's ids, and find what is stored of them."""
+        """Set the request's ids, and find what is stored of them, or its recorded reply."""
         ...
 
     def reserve(self, request: Request) -> bool:
@@ -77,6 +77,10 @@ class Marks:
     first_token: float = 0.0
     last_token: float = 0.0
 
+    def now(self, seconds: float) -> None:
+        """Pass all stages at once, as a request does that finds its reply recorded."""
+        self.matched = self.restored = self.prefilled = self.first_token = self.last_token = seconds
+
 
 @dataclass(eq=False)
 class Request:
@@ -98,6 +102,7 @@ class Request:
     n_kept: int = 0  #: generated tokens that the turn keeps
     finish_reason: str = ""
     reading: Future[None] | None = None
+    recorded: Reply | None = None  #: if its reply was given before, and that will do
     _cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:

@@ -140,6 +140,11 @@ class Scheduler:
 
     def _match(self, request: Request) -> None:
         request.work.match(request)
+        if request.recorded is not None:
+            self._forget(request)
+            request.events.put(Event(text=request.recorded.text))
+            request.events.put(Event(reply=request.recorded))
+            return
         request.marks.matched = time.perf_counter()
 
     def _reserve(self) -> None:
