@@ -52,6 +52,8 @@ def test_one_flipped_bit_anywhere_is_found(agent):
             os.pwrite(descriptor, bytes([whole[byte] ^ 1 << bit]), byte)
             with pytest.raises(DamagedError):
                 fileformat.read(path, record)
+            with pytest.raises(DamagedError):
+                fileformat.read_into(path, record, {name: np.empty_like(x) for name, x in small.items()})
         os.pwrite(descriptor, whole[byte : byte + 1], byte)
     os.close(descriptor)
     agent.read(record)

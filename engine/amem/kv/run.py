@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +29,11 @@ class Run:
     decided by its lane.
     """
 
-    def __init__(self, pool: Pool, codec: Codec, shape: Shape, n_layers: int, capacity: int) -> None:
+    def __init__(self, pool: Pool, capacity: int, nbytes: int, layers: list[dict[str, mx.array]]) -> None:
         self.capacity = capacity
-        self.allocation: Allocation = pool.allocate(capacity * group_nbytes(codec, shape, n_layers))
+        self.allocation: Allocation = pool.allocate(nbytes)
         self.frozen = False  #: two sequences read it: neither may append
-        self._layers: list[dict[str, mx.array]] = [
-            {name: mx.zeros((capacity, *dims), dtype=dtype) for name, (dims, dtype) in codec.part_shapes(shape).items()}
-            for _ in range(n_layers)
-        ]
+        self._layers = layers
 
     def write(self, layer: int, at: int, parts: Mapping[str, mx.array]) -> None:
         """Put the parts of some groups of one layer at group ``at``."""
@@ -166,7 +163,12 @@ class Lane:
         self.spare.append(self._new_run(missing))
 
     def _new_run(self, capacity: int) -> Run:
-        return Run(self.pool, self.codec, self.shape, self.n_layers, capacity)
+        shapes = self.codec.part_shapes(self.shape).items()
+        layers = [
+            {name: mx.zeros((capacity, *dims), dtype=dtype) for name, (dims, dtype) in shapes}
+            for _ in range(self.n_layers)
+        ]
+        return Run(self.pool, capacity, capacity * self.group_nbytes, layers)
 
     def _merge(self, own: list[Span], missing: int) -> bool:
         """Copy this lane's own runs into one with more room. False if the budget cannot hold both for a moment."""
@@ -269,6 +271,26 @@ class Lane:
                     0,
                     {name: _from_bits(b[layer, at : at + count], run.dtype(name)) for name, b in parts.items()},
                 )
+            self.spans.append(Span(run, self.n_groups, count))
+            self.n_groups += count
+
+    def adopt(self, runs: Sequence[Mapping[str, mx.array]], first_group: int, end_group: int) -> None:
+        """Take over restored groups: parts ``[layers, groups, ...]`` of each run, full but for the last.
+
+        Raises
+        ------
+            MemoryBudgetError: the budget does not have the room.
+        """
+        self.n_groups = first_group
+        for parts in runs:
+            capacity = next(iter(parts.values())).shape[1]
+            # views (an index instead of a slice would copy): they share memory, so that a later write copies, too
+            layers = [
+                {name: array[layer : layer + 1].squeeze(0) for name, array in parts.items()}
+                for layer in range(self.n_layers)
+            ]
+            run = Run(self.pool, capacity, capacity * self.group_nbytes, layers)
+            count = min(capacity, end_group - self.n_groups)
             self.spans.append(Span(run, self.n_groups, count))
             self.n_groups += count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +15,9 @@ from amem.kv.codec import GROUP, Codec, Shape
 from amem.kv.pool import Allocation, Pool
 from amem.kv.run import BLOCK_GROUPS, Lane, Piece
 from amem.model.spec import LayerGroup, ModelCacheSpec
+
+if TYPE_CHECKING:
+    from amem.kv.restore import RestoreBuffers
 
 Buffer = npt.NDArray[Any]
 Buffers = Mapping[str, Buffer]
@@ -395,25 +398,41 @@ class SequenceState:
         ------
             MemoryBudgetError: the budget does not have the room.
         """
-        dtype = self.layout.dtype
-        for index, (lane, group) in enumerate(zip(self.lanes, self.layout.spec.groups, strict=True)):
+        for index, lane in enumerate(self.lanes):
             parts = {
                 name: stored.parts[f"{index}.{name}"]
                 for name in lane.codec.part_shapes(lane.shape)
                 if f"{index}.{name}" in stored.parts
             }
             lane.load(parts, stored.first_groups[index], stored.n_groups)
+        self._stand_at(n_tokens, stored.n_groups, stored.parts, snapshot)
+
+    def adopt(self, stored: RestoreBuffers, snapshot: Buffers) -> None:
+        """Take over restored state, whose buffers have been filled; the sequence must be empty.
+
+        Raises
+        ------
+            MemoryBudgetError: the budget does not have the room.
+        """
+        for index, lane in enumerate(self.lanes):
+            lane.adopt(stored.runs[index], stored.first_groups[index], stored.n_groups)
+        self._stand_at(stored.n_tokens, stored.n_groups, stored.first, snapshot)
+
+    def _stand_at(self, n_tokens: int, n_groups: int, first: Buffers, snapshot: Buffers) -> None:
+        """Set what lies beside the runs."""
+        dtype = self.layout.dtype
+        for index, group in enumerate(self.layout.spec.groups):
             for layer, slot in enumerate(group.layers):
                 held = self._open[slot]
                 held.exact = _pair(snapshot, index, "open", layer, dtype)
-                held.first = _pair(stored.parts, index, "first", layer, dtype)
+                held.first = _pair(first, index, "first", layer, dtype)
         for name, buffer in snapshot.items():
             if name.startswith("r"):
                 slot, i = (int(x) for x in name[1:].split("."))
                 state = self.recurrent.setdefault(slot, [])
                 state.extend([None] * (i + 1 - len(state)))
                 state[i] = to_mlx(buffer, _state_dtype(buffer, dtype))
-        self.n_tokens, self._n_open = n_tokens, n_tokens - stored.n_groups * GROUP
+        self.n_tokens, self._n_open = n_tokens, n_tokens - n_groups * GROUP
         self._pieces = [[Piece(span.run, 0, 0, 0) for span in lane.spans] for lane in self.lanes]
         mx.eval(self.pending())
 

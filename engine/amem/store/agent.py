@@ -180,9 +180,22 @@ class AgentStore:
         Raises CorruptState for bytes that are not what was written: the file is set aside, and what depends on it stops
         matching, so that the next find returns the longest good prefix. Raises StoreError for what was evicted.
         """
+        with self._verifying(record):
+            return self._files.read(record, names)
+
+    def read_into(self, record: Record, targets: Tensors) -> None:
+        """Read and verify the tensors that ``targets`` names straight into its arrays, which may be parts of others.
+
+        After an error the arrays hold anything. Raises as `read` does.
+        """
+        with self._verifying(record):
+            self._files.read_into(record, targets)
+
+    @contextlib.contextmanager
+    def _verifying(self, record: Record) -> Iterator[None]:
         self._check_open()
         try:
-            return self._files.read(record, names)
+            yield
         except DamagedError as error:
             kind = "block" if isinstance(record, BlockRecord) else "snapshot"
             if not self._set_aside(record.id):

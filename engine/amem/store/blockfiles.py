@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,18 @@ class BlockFiles:
 
     def read(self, record: Record, names: Collection[str] | None) -> dict[str, npt.NDArray[Any]]:
         """Raises DamagedError also for a missing file, InputError for a tensor that the file never had, StoreError."""
-        try:
+        with self._reading(record):
             return fileformat.read(self.path(record.id), record, names)
+
+    def read_into(self, record: Record, targets: Tensors) -> None:
+        """Raises as `read` does."""
+        with self._reading(record):
+            fileformat.read_into(self.path(record.id), record, targets)
+
+    @contextlib.contextmanager
+    def _reading(self, record: Record) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError as error:
             raise DamagedError("its file is missing") from error
         except KeyError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy.typing as npt
 
 from amem.errors import InputError
 from amem.store import payload
-from amem.store.payload import DamagedError, Encoded
-from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, BlockRecord, Realm, SnapshotRecord, Tokens
+from amem.store.payload import DamagedError, Encoded, Header
+from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, BlockRecord, Realm, SnapshotRecord, Tensors, Tokens
 
 #: Version of everything that the store writes. A store of a newer one is refused.
 FORMAT = 1
@@ -69,13 +70,25 @@ def metadata_of(record: Record) -> dict[str, str]:
     }
 
 
-def encode(record: Record, tensors: Mapping[str, npt.NDArray[Any]]) -> Encoded:
+def encode(record: Record, tensors: Tensors) -> Encoded:
     """A record's file, with the checksum that the record is to have. Raises InputError."""
     return payload.encode(metadata_of(record), tensors)
 
 
 def read(path: Path, record: Record, names: Collection[str] | None = None) -> dict[str, npt.NDArray[Any]]:
     """The tensors of a record's file. Raises DamagedError if it is not the file that was written, KeyError, OSError."""
+    with _opened(path, record) as (descriptor, header):
+        return payload.read_tensors(descriptor, header, names)
+
+
+def read_into(path: Path, record: Record, targets: Tensors) -> None:
+    """Read tensors of a record's file into given arrays. See payload.read_into; raises as `read` does."""
+    with _opened(path, record) as (descriptor, header):
+        payload.read_into(descriptor, header, targets)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, record: Record) -> Iterator[tuple[int, Header]]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         header = payload.read_header(descriptor)
@@ -87,7 +100,7 @@ def read(path: Path, record: Record, names: Collection[str] | None = None) -> di
             raise DamagedError("it describes another block than the database does")
         if header.checksum != record.checksum or os.fstat(descriptor).st_size != record.nbytes:
             raise DamagedError("its checksum is not the one in the database")
-        return payload.read_tensors(descriptor, header, names)
+        yield descriptor, header
     finally:
         os.close(descriptor)
 

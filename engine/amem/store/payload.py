@@ -33,6 +33,8 @@ _METADATA = b'"__metadata__":'
 _ALIGNMENT = 64
 _MAX_HEADER = 100_000_000
 _SPAN = 1 << 18  # bytes; part of the format
+_BATCH = 1 << 20  # bytes that are read at once and summed before they leave the processor's cache
+_MOST_PIECES = 512  # of one call; systems allow 1024
 
 
 class DamagedError(Exception):
@@ -182,39 +184,94 @@ def _parse_layout(raw: bytes) -> tuple[Span, ...]:
 
 
 def read_tensors(descriptor: int, header: Header, names: Collection[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Read all tensors, or those named, and verify each span that is read. Raises DamagedError, KeyError.
+    """Read all tensors, or those named, and verify each span that is read. Raises DamagedError, KeyError."""
+    known = {tensor.name: tensor for span in header.spans for tensor in span.tensors}
+    chosen = known if names is None else {name: known[name] for name in names}
+    arrays = {name: np.empty(tensor.shape, tensor.dtype) for name, tensor in chosen.items()}
+    read_into(descriptor, header, arrays)
+    return arrays
 
-    Each byte is copied once, from the system into memory of our own: a mapped file could change after it was verified.
+
+def read_into(descriptor: int, header: Header, targets: Tensors) -> None:
+    """Read the tensors that ``targets`` names straight into its arrays, and verify each span that is read.
+
+    An array may be a part of a larger one, as long as its last axes lie close together. Each byte is copied once, from
+    the system into memory of our own: a mapped file could change after it was verified. After an error the arrays hold
+    anything. Raises DamagedError, also for a tensor of another shape or dtype; KeyError.
     """
     sums = header.metadata["sums"]
     if len(sums) != 16 * len(header.spans):
         raise DamagedError("its checksums are incomplete")
-    numbered = list(enumerate(header.spans))
-    if names is not None:
-        wanted = set(names)
-        if missing := wanted - {tensor.name for span in header.spans for tensor in span.tensors}:
-            raise KeyError(min(missing))
-        numbered = [(i, span) for i, span in numbered if any(tensor.name in wanted for tensor in span.tensors)]
-    memory = np.empty(sum(span.nbytes for _, span in numbered), np.uint8)
-    view = memory.data
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    position = 0
-    for i, span in numbered:
-        piece = view[position : position + span.nbytes]
-        _fill(descriptor, piece, header.payload_offset + span.begin)
-        if xxhash.xxh3_64_hexdigest(piece) != sums[16 * i : 16 * i + 16]:
-            raise DamagedError(f"tensors from {span.tensors[0].name!r} on do not match their checksum")
-        offset = position - span.begin
-        for tensor in span.tensors:
-            arrays[tensor.name] = np.ndarray(tensor.shape, tensor.dtype, memory, offset + tensor.begin)
-        position += span.nbytes
-    return arrays if names is None else {name: arrays[name] for name in names}
+    wanted = set(targets)
+    for i, span in enumerate(header.spans):
+        names = {tensor.name for tensor in span.tensors}
+        if not wanted.isdisjoint(names):
+            wanted -= names
+            pieces = (piece for tensor in span.tensors for piece in _pieces(tensor, targets.get(tensor.name)))
+            if _read_and_sum(descriptor, pieces, header.payload_offset + span.begin) != sums[16 * i : 16 * i + 16]:
+                raise DamagedError(f"tensors from {span.tensors[0].name!r} on do not match their checksum")
+    if wanted:
+        raise KeyError(min(wanted))
 
 
-def _fill(descriptor: int, target: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done:]], offset + done)
-        if count == 0:
-            raise DamagedError("the file is cut short")
-        done += count
+def _pieces(tensor: Tensor, target: npt.NDArray[Any] | None) -> Iterator[Any]:
+    """Where a tensor's bytes go, in order: contiguous arrays. Without a target they are only verified."""
+    if target is None:
+        return iter((bytearray(tensor.nbytes),))
+    if target.shape != tensor.shape or target.dtype != tensor.dtype:
+        shape = list(target.shape)
+        raise DamagedError(
+            f"tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, not {target.dtype} {shape} as wanted"
+        )
+    return _contiguous(target)
+
+
+def _contiguous(target: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    if target.flags.c_contiguous:
+        yield target
+    else:
+        for part in target:
+            yield from _contiguous(part)
+
+
+def _read_and_sum(descriptor: int, pieces: Iterable[Any], offset: int) -> str:
+    digest = xxhash.xxh3_64()
+    for batch, nbytes in _batches(pieces):
+        if os.preadv(descriptor, batch, offset) != nbytes:
+            _fill(descriptor, batch, offset)
+        for piece in batch:
+            digest.update(piece)
+        offset += nbytes
+    return digest.hexdigest()
+
+
+def _batches(pieces: Iterable[Any]) -> Iterator[tuple[list[Any], int]]:
+    """Pieces for one call of the system: few, and together little more than stays in the processor's cache."""
+    batch: list[Any] = []
+    nbytes = 0
+    for whole in pieces:
+        view = memoryview(whole)
+        for piece in (view,) if view.nbytes <= _BATCH else _cut(view.cast("B")):
+            batch.append(piece)
+            nbytes += piece.nbytes
+            if nbytes >= _BATCH or len(batch) == _MOST_PIECES:
+                yield batch, nbytes
+                batch, nbytes = [], 0
+    if batch:
+        yield batch, nbytes
+
+
+def _cut(view: memoryview) -> Iterator[memoryview]:
+    return (view[start : start + _BATCH] for start in range(0, len(view), _BATCH))
+
+
+def _fill(descriptor: int, pieces: Iterable[memoryview], offset: int) -> None:
+    """Read again, piece by piece, what the system did not give in one go."""
+    for whole in pieces:
+        piece, done = whole.cast("B"), 0
+        while done < len(piece):
+            count = os.preadv(descriptor, [piece[done:]], offset + done)
+            if count == 0:
+                raise DamagedError("the file is cut short")
+            done += count
+        offset += len(piece)

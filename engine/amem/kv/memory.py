@@ -1,0 +1,87 @@
+"""MLX arrays whose memory is still to be filled, and the numpy views through which I/O threads fill it."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from typing import Any, BinaryIO, cast
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+_NAMES = {mx.uint32: "U32", mx.float16: "F16", mx.bfloat16: "BF16", mx.float32: "F32"}
+
+
+def unfilled(shapes: Mapping[str, tuple[tuple[int, ...], mx.Dtype]]) -> dict[str, mx.array]:
+    """Evaluated arrays of these shapes and dtypes; what is in them is undefined. In the owner thread only.
+
+    `mx.zeros` (and `mx.empty`, which is the same) would write every byte, in one thread, before the restore writes it
+    again. `mx.load` of a file object only allocates and then asks the object for the bytes, so this one gives none.
+    """
+    if not shapes:
+        return {}
+    file = _NoFile({name: (_NAMES[dtype], shape, dtype.size) for name, (shape, dtype) in shapes.items()})
+    arrays = mx.load(cast("BinaryIO", file), format="safetensors")
+    assert isinstance(arrays, dict)
+    return arrays
+
+
+def view_of(array: mx.array) -> npt.NDArray[Any]:
+    """The memory of an evaluated array, to be written; bfloat16, which numpy lacks, as uint16.
+
+    It must not be used once the array was an operand of an in-place update: MLX may then have moved or reused it.
+    """
+    view = np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
+    _prefer_huge_pages(view)
+    return view
+
+
+def _prefer_huge_pages(view: npt.NDArray[Any]) -> None:
+    """Let Linux back large arrays with pages of 2 MB: filling fresh memory took half of the time then.
+
+    numpy does the same for its own arrays. It is advice only, and may fail.
+    """
+    if view.nbytes < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    start = -(-view.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = (view.ctypes.data + view.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
+
+
+class _NoFile(io.RawIOBase):
+    """A safetensors file of which only the header exists."""
+
+    def __init__(self, tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> None:
+        entries, end = {}, 0
+        for name, (dtype, shape, size) in tensors.items():
+            begin, end = end, end + math.prod(shape) * size
+            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        body = json.dumps(entries).encode()
+        self._header = struct.pack("<Q", len(body)) + body
+        self._length = len(self._header) + end
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._length)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._header[self._at : self._at + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(buffer)
+        return len(buffer)
