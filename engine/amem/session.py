@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from amem.errors import InputError, UnknownTurn
 from amem.kv.codec import GROUP
 from amem.kv.run import BLOCK_GROUPS
-from amem.kv.sequence import Assembled, Buffers, SequenceState, assemble
+from amem.kv.sequence import SequenceState
 from amem.parts import EngineParts
 from amem.restoring import Restore
 from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residency, TurnInfo
@@ -19,8 +19,6 @@ from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRec
 from amem.wish import messages_of
 
 _NAMED = "snapshot:"  # before a named snapshot's name, among the agent's small texts
-
-Stored = tuple[Assembled, Buffers]  #: blocks that were read, joined; and the snapshot's buffers
 
 
 @dataclass(frozen=True)
@@ -335,25 +333,6 @@ class AgentSession:
         if self.hot is not None and self.hot is not sequence:
             self.hot.release()
         self.hot, self.hot_turn = sequence, turn
-
-    def read(self, found: Found, stopped: Callable[[], bool]) -> Stored | None:
-        """Found blocks, joined, and the snapshot's buffers; None if it was stopped. Any thread may call this.
-
-        Raises
-        ------
-            CorruptState: a file is damaged; it was set aside, and the next `find` does not see it.
-        """
-        blocks: list[Buffers] = []
-        for index, block in enumerate(found.blocks):
-            if stopped():
-                return None
-            blocks.append(self.store.read(block, self.parts.layout.names_seen(index, found.n_tokens)))
-        snapshot = self.store.read(found.snapshot) if found.snapshot else {}
-        return assemble(self.parts.layout, blocks, found.n_tokens), snapshot
-
-    def load(self, sequence: SequenceState, found: Found, stored: Stored) -> None:
-        """Fill an empty sequence with what `read` gave."""
-        sequence.load(*stored, found.n_tokens)
 
     def begin_restore(self) -> Restore | None:
         """Begin to read the head's state; `finish_restore` ends it. None if there is nothing to restore.

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
 from amem.kv.codec import make_codec
-from amem.kv.sequence import SequenceState, StateLayout, assemble
+from amem.kv.sequence import SequenceState, StateLayout
 from amem.model.hook import install
 from amem.model.probe import probe
 from amem.run.runner import Runner
 from tests.architectures import ARCHITECTURES, VOCABULARY
+from tests.kv import states
 
 
 @lru_cache(maxsize=1)  # tests of one architecture follow one another
@@ -63,15 +64,10 @@ class Conversation:
         """Another sequence from this one's plain form, which must be at a turn's end."""
         state, the_layout = self.state, self.state.layout
         stored = [*self.blocks, self.tail] if self.tail else self.blocks
-        seen = [
-            {key: block[key] for key in the_layout.names_seen(at, state.n_tokens) or block}
-            for at, block in enumerate(stored)
-        ]
         twin = object.__new__(Conversation)
         twin.runner, twin.ids, twin.blocks = self.runner, self.ids, list(self.blocks)
-        twin.state = SequenceState(the_layout, pool)
         open_group = state.export_snapshot() if snapshot is None else snapshot
-        twin.state.load(assemble(the_layout, seen, state.n_tokens), open_group, state.n_tokens)
+        twin.state = states.restored(the_layout, pool, stored, open_group, state.n_tokens)
         return twin
 
     def forked(self):

@@ -6,6 +6,7 @@ import numpy as np
 from amem.kv.attention import attend
 from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
+from amem.kv.restore import RestoreBuffers
 from amem.kv.sequence import SequenceState, StateLayout
 from amem.model.spec import LayerKind, LayerSpec, ModelCacheSpec
 
@@ -59,6 +60,26 @@ def bits(sequence):
 
 def equal_bits(one, other):
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def filled(the_layout, blocks, n_tokens):
+    """Restore buffers that hold the first tokens of some blocks; of a block that is cut, only its first groups."""
+    stored = RestoreBuffers(the_layout, n_tokens)
+    for index in reversed(range(stored.n_blocks)):  # any order will do
+        targets = stored.block(index)
+        if any(blocks[index][name].shape != target.shape for name, target in targets.items()):
+            stored.put(index, blocks[index])
+        else:
+            for name, target in targets.items():
+                target[...] = blocks[index][name]
+    return stored
+
+
+def restored(the_layout, pool, blocks, snapshot, n_tokens):
+    """A sequence from its plain form."""
+    sequence = SequenceState(the_layout, pool)
+    sequence.adopt(filled(the_layout, blocks, n_tokens), snapshot)
+    return sequence
 
 
 def new_sequence(the_layout, budget=10**9):

@@ -11,59 +11,39 @@ from amem.kv.codec import make_codec
 from amem.kv.memory import unfilled, view_of
 from amem.kv.pool import Pool
 from amem.kv.restore import RestoreBuffers
-from amem.kv.sequence import SequenceState, StateLayout, assemble
+from amem.kv.sequence import SequenceState, StateLayout
 from tests.kv import states
-from tests.kv.test_sequence import CODECS, LAYERS, feed_and_export, many, same_outputs
+from tests.kv.test_sequence import CODECS, LAYERS, exported, feed_and_export, many, same_outputs
 
 
 def closed(n_tokens, codec="q4"):
     """A sequence at a turn's end, and all its blocks, the tail included."""
     sequence = states.new_sequence(states.layout(*LAYERS, codec=codec))
-    data = many(n_tokens)
     blocks = []
-    feed_and_export(sequence, data, [128] * (n_tokens // 128) + [n_tokens % 128] * (n_tokens % 128 > 0), blocks)
+    feed_and_export(sequence, many(1000), [128] * (n_tokens // 128) + [n_tokens % 128] * (n_tokens % 128 > 0), blocks)
     sequence.close_turn()
-    while len(blocks) < sequence.n_groups // 4:
-        blocks.append(sequence.export_block(len(blocks) * 4, 4))
+    exported(sequence, blocks)
     if sequence.n_groups % 4:
         blocks.append(sequence.export_block(len(blocks) * 4, sequence.n_groups % 4))
     return sequence, blocks
 
 
-def filled(the_layout, blocks, n_tokens):
-    """Buffers that hold the blocks, in any order; a last one that has more groups than are wanted is put."""
-    stored = RestoreBuffers(the_layout, n_tokens)
-    for index in reversed(range(stored.n_blocks)):
-        targets = stored.block(index)
-        if any(blocks[index][name].shape != target.shape for name, target in targets.items()):
-            stored.put(index, blocks[index])
-        else:
-            for name, target in targets.items():
-                target[...] = blocks[index][name]
-    return stored
-
-
 @settings(deadline=None, max_examples=25)
-@given(codec=CODECS, n_tokens=st.integers(1, 700), back=st.integers(0, 3), more=st.integers(1, 100))
-def test_restoring_in_place_equals_joining_copies(codec, n_tokens, back, more):
-    """Every stored bit and every later output is that of a restore which joins copies, also cut inside a block."""
+@given(codec=CODECS, n_tokens=st.integers(64, 700), back=st.integers(0, 6), more=st.integers(1, 100))
+def test_a_restore_that_ends_inside_a_block_has_the_bits_of_a_shorter_history(codec, n_tokens, back, more):
+    """The groups before the cut, the window's part of them, and all that follows are as if no more had been said."""
     sequence, blocks = closed(n_tokens, codec)
     kept = max(0, sequence.n_groups - back) * 64
-    n_kept, snapshot = (n_tokens, sequence.export_snapshot()) if back == 0 else (kept, {})
     pool = Pool(10**9)
-    copied, placed = (SequenceState(sequence.layout, pool) for _ in range(2))
-    copied.load(assemble(sequence.layout, blocks, n_kept), snapshot, n_kept)
-    placed.adopt(filled(sequence.layout, blocks, n_kept), snapshot)
-    assert n_kept == placed.n_tokens
-    assert [lane.nbytes for lane in copied.lanes] == [lane.nbytes for lane in placed.lanes]
-    data = many(n_kept + more + 1, 7)
-    outs = [feed_and_export(one, data, [more, 1], [{}] * 9) for one in (copied, placed)]
-    assert same_outputs(*outs)
-    for one in (copied, placed):
+    short, _ = closed(kept, codec)
+    cut = states.restored(sequence.layout, pool, blocks, {}, kept)
+    assert kept == cut.n_tokens == short.n_tokens
+    data = many(kept + more + 1, 7)
+    assert same_outputs(*(feed_and_export(one, data, [more, 1], [{}] * 9) for one in (short, cut)))
+    for one in (short, cut):
         one.close_turn()
-    assert states.equal_bits(states.bits(copied), states.bits(placed))
-    for one in (copied, placed):
-        one.release()
+    assert states.equal_bits(states.bits(short), states.bits(cut))
+    cut.release()
     assert (0, 0) == (pool.used, pool.n_live)
 
 
@@ -75,7 +55,7 @@ def address(array):
 def test_attention_reads_the_very_memory_that_blocks_are_read_into(codec):
     """No byte is copied between a file's read and attention: the arrays of the runs are the buffers."""
     sequence, blocks = closed(600, codec)
-    stored = filled(sequence.layout, blocks, 600)
+    stored = states.filled(sequence.layout, blocks, 600)
     twin = states.new_sequence(sequence.layout)
     twin.adopt(stored, sequence.export_snapshot())
     n_seen = 0
@@ -124,7 +104,7 @@ def test_a_bfloat16_state_is_restored(codec):
     block = sequence.export_block(0, 4)
     assert np.uint16 == block["0.k" if codec == "exact" else "0.k.first"].dtype
     twin = states.new_sequence(the_layout)
-    twin.adopt(filled(the_layout, [block], 300), sequence.export_snapshot())
+    twin.adopt(states.filled(the_layout, [block], 300), sequence.export_snapshot())
     assert states.equal_bits(states.bits(sequence), states.bits(twin))
 
 
@@ -134,7 +114,7 @@ def test_a_restore_that_does_not_fit_takes_nothing():
     pool = Pool(sequence.layout.open_nbytes + 1000)
     twin = SequenceState(sequence.layout, pool)
     with pytest.raises(MemoryBudgetError):
-        twin.adopt(filled(sequence.layout, blocks, 600), {})
+        twin.adopt(states.filled(sequence.layout, blocks, 600), {})
     twin.release()
     assert (0, 0) == (pool.used, pool.n_live)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from amem.errors import MemoryBudgetError
 from amem.kv.pool import Pool
-from amem.kv.sequence import SequenceState, assemble
+from amem.kv.sequence import SequenceState
 from amem.model.capacity import capacity
 from tests.kv import states
 from tests.kv.test_attention import chunkings
@@ -39,13 +39,7 @@ def restored(sequence, blocks, pool):
     """A new sequence from the plain form of a closed one."""
     tail = sequence.n_groups % 4
     stored = [*blocks, sequence.export_block(len(blocks) * 4, tail)] if tail else blocks
-    twin = SequenceState(sequence.layout, pool)
-    stored = [
-        {name: block[name] for name in sequence.layout.names_seen(i, sequence.n_tokens) or block}
-        for i, block in enumerate(stored)
-    ]
-    twin.load(assemble(sequence.layout, stored, sequence.n_tokens), sequence.export_snapshot(), sequence.n_tokens)
-    return twin
+    return states.restored(sequence.layout, pool, stored, sequence.export_snapshot(), sequence.n_tokens)
 
 
 def same_outputs(one, other):

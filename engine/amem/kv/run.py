@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from amem.kv.codec import GROUP, Codec, Shape
 from amem.kv.pool import Allocation, Pool
@@ -46,9 +44,6 @@ class Run:
         """The parts of groups ``start..stop-1`` of one layer."""
         return {name: array[start:stop] for name, array in self._layers[layer].items()}
 
-    def dtype(self, name: str) -> mx.Dtype:
-        return self._layers[0][name].dtype
-
     def arrays(self) -> list[mx.array]:
         """Every array, to be evaluated."""
         return [array for layer in self._layers for array in layer.values()]
@@ -63,11 +58,6 @@ class Run:
 def _put(old: mx.array, new: mx.array, at: int) -> mx.array:
     old[at : at + new.shape[0]] = new
     return old
-
-
-def _from_bits(buffer: npt.NDArray[Any], dtype: mx.Dtype) -> mx.array:
-    array = mx.array(buffer)
-    return array.view(dtype) if array.dtype != dtype else array
 
 
 @dataclass
@@ -256,23 +246,6 @@ class Lane:
                 part = span.run.parts(layer, first - span.start_group, last - span.start_group)
                 pieces.append(part[name])
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=0)
-
-    def load(self, parts: Mapping[str, npt.NDArray[Any]], first_group: int, end_group: int) -> None:
-        """Take over restored groups ``[layers, groups, ...]``, as one run, or as one for each block if windowed."""
-        self.n_groups = first_group
-        step = BLOCK_GROUPS if self.window is not None else max(1, end_group - first_group)
-        while self.n_groups < end_group:
-            at, count = self.n_groups - first_group, min(step, end_group - self.n_groups)
-            run = self._new_run(step)
-            for layer in range(self.n_layers):
-                # codes are uint32 and scales 16-bit; a uint16 buffer is bfloat16's bits
-                run.write(
-                    layer,
-                    0,
-                    {name: _from_bits(b[layer, at : at + count], run.dtype(name)) for name, b in parts.items()},
-                )
-            self.spans.append(Span(run, self.n_groups, count))
-            self.n_groups += count
 
     def adopt(self, runs: Sequence[Mapping[str, mx.array]], first_group: int, end_group: int) -> None:
         """Take over restored groups: parts ``[layers, groups, ...]`` of each run, full but for the last.

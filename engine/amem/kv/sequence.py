@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,22 +60,6 @@ class StateLayout:
             for layer, slot in enumerate(group.layers)
         }
 
-    def names_seen(self, block: int, n_tokens: int) -> list[str] | None:
-        """Names of a block's buffers that a query at position ``n_tokens`` needs; None for all of them."""
-        unseen = [lane for lane, group in enumerate(self.spec.groups) if block < first_block_seen(group, n_tokens)]
-        if not unseen:
-            return None
-        names = [
-            f"{lane}.{name}"
-            for lane in range(len(self.spec.groups))
-            if lane not in unseen
-            for name in self.codec.part_shapes(self.shape(lane))
-        ]
-        if block == 0 and self.codec.n_exact:
-            seen = [lane for lane in range(len(self.spec.groups)) if lane not in unseen]
-            names += [f"{lane}.{name}.first" for lane in seen for name in "kv"]
-        return names
-
     def exact_nbytes(self, n_tokens: int) -> int:
         """Bytes of this many tokens in the compute dtype, all attention layers."""
         per_token = sum(
@@ -112,15 +96,6 @@ class Checkpoint:
     groups: tuple[tuple[int, int], ...]  #: (first held, end) of each lane
     layers: dict[int, _OpenLayer]
     recurrent: dict[int, list[mx.array | None]]
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """Stored groups joined for a restore: ``<lane>.<part> [layers, groups, ...]`` from each lane's first held group."""
-
-    parts: Buffers
-    first_groups: tuple[int, ...]
-    n_groups: int
 
 
 class SequenceState:
@@ -391,22 +366,6 @@ class SequenceState:
                     out[f"{index}.{name}.{label}"] = np.stack([to_numpy(pair[i]) for pair in pairs])
         return out
 
-    def load(self, stored: Assembled, snapshot: Buffers, n_tokens: int) -> None:
-        """Take over restored state; the sequence must be empty.
-
-        Raises
-        ------
-            MemoryBudgetError: the budget does not have the room.
-        """
-        for index, lane in enumerate(self.lanes):
-            parts = {
-                name: stored.parts[f"{index}.{name}"]
-                for name in lane.codec.part_shapes(lane.shape)
-                if f"{index}.{name}" in stored.parts
-            }
-            lane.load(parts, stored.first_groups[index], stored.n_groups)
-        self._stand_at(n_tokens, stored.n_groups, stored.parts, snapshot)
-
     def adopt(self, stored: RestoreBuffers, snapshot: Buffers) -> None:
         """Take over restored state, whose buffers have been filled; the sequence must be empty.
 
@@ -414,51 +373,22 @@ class SequenceState:
         ------
             MemoryBudgetError: the budget does not have the room.
         """
-        for index, lane in enumerate(self.lanes):
-            lane.adopt(stored.runs[index], stored.first_groups[index], stored.n_groups)
-        self._stand_at(stored.n_tokens, stored.n_groups, stored.first, snapshot)
-
-    def _stand_at(self, n_tokens: int, n_groups: int, first: Buffers, snapshot: Buffers) -> None:
-        """Set what lies beside the runs."""
         dtype = self.layout.dtype
-        for index, group in enumerate(self.layout.spec.groups):
+        for index, (lane, group) in enumerate(zip(self.lanes, self.layout.spec.groups, strict=True)):
+            lane.adopt(stored.runs[index], stored.first_groups[index], stored.n_groups)
             for layer, slot in enumerate(group.layers):
                 held = self._open[slot]
                 held.exact = _pair(snapshot, index, "open", layer, dtype)
-                held.first = _pair(first, index, "first", layer, dtype)
+                held.first = _pair(stored.first, index, "first", layer, dtype)
         for name, buffer in snapshot.items():
             if name.startswith("r"):
                 slot, i = (int(x) for x in name[1:].split("."))
                 state = self.recurrent.setdefault(slot, [])
                 state.extend([None] * (i + 1 - len(state)))
                 state[i] = to_mlx(buffer, _state_dtype(buffer, dtype))
-        self.n_tokens, self._n_open = n_tokens, n_tokens - n_groups * GROUP
+        self.n_tokens, self._n_open = stored.n_tokens, stored.n_tokens - stored.n_groups * GROUP
         self._pieces = [[Piece(span.run, 0, 0, 0) for span in lane.spans] for lane in self.lanes]
         mx.eval(self.pending())
-
-
-def assemble(layout: StateLayout, blocks: Sequence[Buffers], n_tokens: int) -> Assembled:
-    """Join stored blocks, cut to ``n_tokens // 64`` groups, into one buffer for each part. No MLX: any thread may call.
-
-    A windowed lane takes only the blocks that its window touches, and needs no buffers of the others.
-    """
-    n_groups = n_tokens // GROUP
-    parts: dict[str, Buffer] = {}
-    first_groups: list[int] = []
-    for index, group in enumerate(layout.spec.groups):
-        first_block = first_block_seen(group, n_tokens)
-        first_groups.append(min(first_block * BLOCK_GROUPS, n_groups))
-        for name in layout.codec.part_shapes(shape_of(group)):
-            pieces = [
-                block[f"{index}.{name}"][:, : n_groups - at * BLOCK_GROUPS]
-                for at, block in enumerate(blocks)
-                if at >= first_block and at * BLOCK_GROUPS < n_groups
-            ]
-            if pieces:
-                parts[f"{index}.{name}"] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-        if blocks and n_groups:
-            parts |= {key: blocks[0][key] for key in (f"{index}.k.first", f"{index}.v.first") if key in blocks[0]}
-    return Assembled(parts, tuple(first_groups), n_groups)
 
 
 def first_block_seen(group: LayerGroup, n_tokens: int) -> int:
