@@ -14,7 +14,7 @@ EXTRAS := lab,test
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help test check demo lab bench clean
+.PHONY: help test check demo lab bench soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -43,6 +43,10 @@ lab: $(STAMP)  ## JupyterLab on the quickstart notebook
 
 bench: $(STAMP)  ## measure, and write the numbers that README quotes
 	$(BIN)/python -m benchmarks
+
+soak: $(STAMP)  ## thousands of kills and of flipped bits (an hour); the kills are counted in a result file
+	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m benchmarks.soak
 
 clean:  ## remove what make and the tests made, .venv included
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
