@@ -13,12 +13,12 @@ from amem_jupyter.background import PendingReply
 from amem_jupyter.cells import Cells
 from amem_jupyter.errors import Interrupted, reason
 from amem_jupyter.live import Output
-from amem_jupyter.maps import Maps
 from amem_jupyter.message import body_text, expand, system_text
 from amem_jupyter.parse import Arguments
 from amem_jupyter.protocol import AgentLike, EngineLike, EventStream
 from amem_jupyter.reply import CellReplies, CellReply
 from amem_jupyter.tables import text_picture
+from amem_jupyter.watching import Watcher
 
 if TYPE_CHECKING:
     from amem.results import Reply
@@ -84,38 +84,38 @@ def dry_run_text(request: Request) -> str:
     return "\n".join([f"would be sent to {names} ({settings}):", *system, request.text, "", "nothing was sent"])
 
 
-def stream_reply(agent: AgentLike, request: Request, view: ReplyView, maps: Maps, cells: Cells) -> CellReply:
+def stream_reply(agent: AgentLike, request: Request, view: ReplyView, watch: Watcher, cells: Cells) -> CellReply:
     """Ask, and show the reply as it comes.
 
     An interrupt is shown and raised on, so that the queued cells stop; the engine leaves the agent as it was.
     """
     stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
-    return CellReply(_follow(agent.name, stream, view, maps), cells, request.how)
+    return CellReply(_follow(agent.name, stream, view, watch), cells, request.how)
 
 
-def reply_behind(agent: AgentLike, request: Request, view: CardView, maps: Maps, cells: Cells) -> PendingReply:
+def reply_behind(agent: AgentLike, request: Request, view: CardView, watch: Watcher, cells: Cells) -> PendingReply:
     """Ask, and let the reply come while other cells run."""
     stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
     execution = cells.execution
 
     def follow() -> CellReply:
-        return CellReply(_follow(agent.name, stream, view, maps), cells, request.how, execution)
+        return CellReply(_follow(agent.name, stream, view, watch), cells, request.how, execution)
 
     view.begin()
     return PendingReply(agent.name, cells, stream, follow)
 
 
-def _follow(agent: str, stream: EventStream, view: ReplyView, maps: Maps) -> Reply:
+def _follow(agent: str, stream: EventStream, view: ReplyView, watch: Watcher) -> Reply:
     """Show a request's events to their end."""
     reply: Reply | None = None
-    maps.began(agent)
+    watch.began(agent)
     try:
         # Leaving early must cancel the request now, not when the iterator happens to be collected.
         with closing(stream) as events:
             for event in events:
                 reply = event.reply or reply
                 view.take(event)
-                maps.event(agent, event)
+                watch.event(agent, event)
     except BaseException as error:
         why = reason(error, agent)
         view.stop(why)
@@ -125,18 +125,19 @@ def _follow(agent: str, stream: EventStream, view: ReplyView, maps: Maps) -> Rep
     else:
         assert reply is not None, "the last event of a stream has the reply"
         view.finish(reply)
+        watch.answered(reply)
         return reply
     finally:
-        maps.changed(agent, over=True)
+        watch.changed(agent, over=True)
 
 
-def ask_together(engine: EngineLike, request: Request, maps: Maps, cells: Cells) -> CellReplies:
+def ask_together(engine: EngineLike, request: Request, watch: Watcher, cells: Cells) -> CellReplies:
     """Ask several agents in one batch, and show their replies side by side when all are there."""
     output = Output()
     names = ", ".join(request.names)
     output.show(text_picture(f"asking {names} …"))
     for name in request.names:
-        maps.began(name)
+        watch.began(name)
     try:
         replies = engine.ask_all(dict.fromkeys(request.names, request.text), **_wish(request, cells))
     except BaseException as error:
@@ -147,9 +148,12 @@ def ask_together(engine: EngineLike, request: Request, maps: Maps, cells: Cells)
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(why) from None
         raise
+    else:
+        for reply in replies.values():
+            watch.answered(reply)
     finally:
         for name in request.names:
-            maps.changed(name, over=True)
+            watch.changed(name, over=True)
     shown = CellReplies({name: CellReply(replies[name], cells, request.how) for name in request.names}, cells)
     output.show(*shown.shown())
     return shown

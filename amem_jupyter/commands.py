@@ -164,7 +164,8 @@ CELL_AGENTS = Command(
 )  # fmt: skip
 
 SUBCOMMANDS = (
-    Command("status", "the engine and its agents: residency, tokens, bytes, last time to first token"),
+    Command("status", "the engine and its agents: residency, tokens, bytes, last time to first token", (),
+            (Option("--live", "", "a dashboard that follows what happens, with buttons for each agent"),)),
     Command("load", "load a model: a hub id or a local folder; alone, the model of the settings",
             (Positional("MODEL", "model", required=False),),
             (Option("--codec", "NAME", 'how K and V are stored, e.g. q4; "auto" lets the engine choose'),
@@ -173,7 +174,7 @@ SUBCOMMANDS = (
              Option("--store", "DIR", "where agents are kept"))),
     Command("agents", "the names of this space's agents"),
     Command("map", "a picture of an agent's blocks, live while cells run", (NAME,)),
-    Command("tree", "an agent's turns with their branches", (NAME,)),
+    Command("tree", "an agent's turns with their branches; a click on a turn stands the agent there", (NAME,)),
     Command("history", "an agent's conversation up to where it stands", (NAME,),
             (Option("--last", "N", "only the last N turns", whole_number(1)),)),
     Command("fork", "a new agent that starts with all of NAME's state; nothing is copied",

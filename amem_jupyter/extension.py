@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from collections.abc import Iterable
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -21,8 +23,8 @@ def attach(shell: InteractiveShell) -> None:
     detach(shell)
     magics = AmemMagics(shell)
     shell.register_magics(magics)
-    magics.cells.at_start.append(lambda: magics.maps.cell_began(magics.cells.cell_id))
-    magics.cells.at_end.append(magics.maps.cell_ended)
+    magics.cells.at_start.append(lambda: magics.live.cell_began(magics.cells.cell_id))
+    magics.cells.at_end.append(magics.live.cell_ended)
     magics.cells.attach()
     completion = Completion(shell, lambda kind: names_of(magics, kind))
     completion.attach()
@@ -38,13 +40,21 @@ def detach(shell: InteractiveShell) -> None:
     completion.detach()
     shell.input_transformers_cleanup.remove(lift_magic)
     magics.cells.detach()
-    magics.maps.forget()
+    magics.live.forget()
     manager = shell.magics_manager
     for kind, names in type(magics).magics.items():
         for name in names:
             manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)
     shell.configurables[:] = [other for other in shell.configurables if id(other) != id(magics)]
+
+
+@atexit.register
+def _leave_pictures() -> None:
+    """What is still alive when the kernel ends becomes a picture, if the front end still listens."""
+    for magics, _ in _attached.values():
+        with contextlib.suppress(Exception):
+            magics.live.forget()
 
 
 def names_of(magics: AmemMagics, kind: str) -> Iterable[str]:

@@ -14,6 +14,7 @@ from traitlets import Bunch, Enum, Float, Integer, TraitError, Unicode, validate
 
 from amem_jupyter.asking import Request, Settings, ask_together, dry_run_text, reply_behind, request_of, stream_reply
 from amem_jupyter.background import PendingReply
+from amem_jupyter.boards import Boards
 from amem_jupyter.cells import Cells
 from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT, SAMPLING
 from amem_jupyter.errors import in_one_line, is_refusal
@@ -28,6 +29,7 @@ from amem_jupyter.session import OF_ENGINE, EngineSettings, Session, session_of
 from amem_jupyter.space import adopt, default_space, notebook_path
 from amem_jupyter.subcommands import Subcommands
 from amem_jupyter.tables import text_picture
+from amem_jupyter.watching import Watchers
 
 if TYPE_CHECKING:
     from amem.results import BlockMap
@@ -75,6 +77,8 @@ class AmemMagics(Magics):
         self.observe(self._forget_choice, list(OF_ENGINE))
         self.cells = Cells(shell)
         self.maps = Maps(self._block_map)
+        self.boards = Boards(lambda: self.session.engine, self._clicked)
+        self.live = Watchers(self.maps, self.boards)  #: whatever shows agents as they change
         self._subcommands = Subcommands(self)
 
     @no_var_expand
@@ -108,7 +112,7 @@ class AmemMagics(Magics):
         before = self.session.engine
         engine = self.session.open(settings, lambda words: output.show(text_picture(words)))
         if engine is not before:
-            self.maps.forget()
+            self.live.forget()
             self._adopt(engine, settings.space)
         return engine
 
@@ -169,10 +173,10 @@ class AmemMagics(Magics):
         agent = self.engine().agent(name)
         reply: CellReply | PendingReply
         if request.background:
-            reply = reply_behind(agent, request, CardView(name, request.how), self.maps, self.cells)
+            reply = reply_behind(agent, request, CardView(name, request.how), self.live, self.cells)
             self.session.background.add(reply)
         else:
-            reply = stream_reply(agent, request, self._view(name, request.how), self.maps, self.cells)
+            reply = stream_reply(agent, request, self._view(name, request.how), self.live, self.cells)
         self._say_if_cells_have_no_ids()
         self._keep(request, reply)
         return reply
@@ -182,7 +186,7 @@ class AmemMagics(Magics):
         if request.dry_run:
             Output().show(text_picture(dry_run_text(request)))
             return None
-        replies = ask_together(self.engine(), request, self.maps, self.cells)
+        replies = ask_together(self.engine(), request, self.live, self.cells)
         self._keep(request, replies)
         return replies
 
@@ -207,6 +211,10 @@ class AmemMagics(Magics):
 
     def _view(self, agent: str, how: str) -> ReplyView:
         return CardView(agent, how) if self._has_page else TerminalView(agent)
+
+    def _clicked(self, agent: str) -> None:
+        """A button changed an agent."""
+        self.live.changed(agent)
 
     def _block_map(self, agent: str) -> BlockMap | None:
         """The blocks of an agent that is still there, for a map in passing: it must not fail a cell."""

@@ -8,69 +8,32 @@ is the picture.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from amem_jupyter.live import INTERVAL_S, Output
+from amem_jupyter.markup import Picture
+from amem_jupyter.panels import Panel
 from amem_jupyter.render import stage_words
 from amem_jupyter.tables import map_picture
 
 if TYPE_CHECKING:
-    from amem.results import BlockMap, Event
-    from amem_jupyter.widgets.block_map import BlockMapWidget
+    from amem.results import BlockMap, Event, Reply
+    from amem_jupyter.widgets.panel import PanelWidget
 
 
-class LiveMap:
+class LiveMap(Panel):
     """One map in the output of one cell."""
 
     def __init__(self, agent: str, cell_id: str | None, blocks: BlockMap) -> None:
+        super().__init__(cell_id, map_picture(blocks), _widget)
         self.agent = agent
-        self.cell_id = cell_id
-        self._output = Output()
-        self._widget: BlockMapWidget | None = None
-        self._picture = map_picture(blocks)
-        self._told_at = 0.0
-        self._output.show(self._picture)
-
-    def draw(self, blocks: BlockMap) -> None:
-        """Show these blocks, in whichever form the map has now."""
-        self._picture = map_picture(blocks)
-        if self._widget is None:
-            self._output.show(self._picture)
-        else:
-            self._widget.picture = self._picture.html
-
-    def wake(self) -> None:
-        """Become a widget."""
-        if self._widget is None:
-            from amem_jupyter.widgets.block_map import BlockMapWidget
-
-            self._widget = BlockMapWidget(picture=self._picture.html)
-            self._output.send(_view(self._widget, self._picture.text))
-
-    def tell(self, words: str, *, now: bool = False) -> None:
-        """Say what goes on, at most ten times a second."""
-        at = time.monotonic()
-        if self._widget is not None and (now or at - self._told_at >= INTERVAL_S):
-            self._told_at = at
-            self._widget.doing = words
-
-    def rest(self) -> None:
-        """Become a picture, and leave no model behind."""
-        if self._widget is not None:
-            widget, self._widget = self._widget, None
-            self._output.send(self._picture.bundle())
-            widget.layout.close()  # ipywidgets leaves it open
-            widget.close()
 
 
-def _view(widget: BlockMapWidget, text: str) -> dict[str, Any]:
-    """The MIME bundle that shows a widget."""
-    bundle = widget._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    return {**(data or {}), "text/plain": text}
+def _widget(picture: Picture) -> PanelWidget:
+    from amem_jupyter.widgets.block_map import BlockMapWidget
+
+    return BlockMapWidget(picture)
 
 
 class Maps:
@@ -106,6 +69,9 @@ class Maps:
             for live in self._of(agent):
                 live.tell("writing" if event.text else stage_words(event))
 
+    def answered(self, reply: Reply) -> None:
+        """Nothing more than its blocks, which `changed` draws."""
+
     def changed(self, agent: str, *, over: bool = False) -> None:
         """An agent was changed, or a request to it is over: draw its maps now, and the others when the cell ends."""
         blocks = self._block_map(agent) if self._of(agent) else None  # may wait for the engine: not under the lock
@@ -116,7 +82,7 @@ class Maps:
             for live in self._of(agent):
                 live.tell("", now=True)
                 if blocks is not None:
-                    live.draw(blocks)
+                    live.draw(map_picture(blocks))
             if not self._in_cell:
                 self._rest()
 
@@ -135,7 +101,7 @@ class Maps:
             for live in self._maps:
                 blocks = drawn.get(live.agent)
                 if blocks is not None:
-                    live.draw(blocks)
+                    live.draw(map_picture(blocks))
             self._rest()
 
     def forget(self, which: Callable[[LiveMap], bool] = lambda _live: True) -> None:

@@ -38,6 +38,7 @@ PARTS = (
     ("first decode", "first_decode_ms", "▓", "#2f9e5f"),
 )
 BAR_WIDTH = 36
+SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def _paragraph(renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, _env: EnvType) -> str:
@@ -138,6 +139,23 @@ def ttft_legend(metrics: ReplyMetrics) -> Picture:
         rich.append(f"{swatch} {label} {value}")
         plain.append(f"{glyph} {label} {value}")
     return Picture(" &nbsp;".join(rich), "  ".join(plain))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A row of bars, the highest of which is the largest value."""
+    most = max(values, default=0.0)
+    return "".join(
+        SPARKS[min(int(value / most * len(SPARKS)), len(SPARKS) - 1)] if most else SPARKS[0] for value in values
+    )
+
+
+def level(part: float, whole: float, width: int = 20) -> Picture:
+    """How much of a budget is taken, as a bar of glyphs; a little is never nothing."""
+    share = min(part / whole, 1.0) if whole > 0 else 0.0
+    n = max(round(share * width), int(part > 0))
+    colour = STOPPED if share > 0.9 else ACCENT
+    rich = span("█" * n, f"color:{colour}") + span("░" * (width - n), "opacity:0.4")
+    return Picture(span(rich, f"{MONO};font-size:10px"), "█" * n + "░" * (width - n))
 
 
 def block_mark(block: BlockInfo) -> str:

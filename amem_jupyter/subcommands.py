@@ -21,7 +21,6 @@ from amem_jupyter.tables import (
     history_picture,
     status_picture,
     text_picture,
-    tree_picture,
     verify_picture,
 )
 
@@ -47,8 +46,11 @@ class Subcommands:
     def _agent(self, arguments: Arguments) -> AgentLike:
         return existing_agent(self._engine, arguments.get("NAME"))
 
-    def _status(self, _arguments: Arguments) -> None:
-        _show(status_picture(self._engine.status()))
+    def _status(self, arguments: Arguments) -> None:
+        if arguments.get("live", False):
+            self._magics.boards.open_status(self._engine, self._magics.cells.cell_id)
+        else:
+            _show(status_picture(self._engine.status()))
 
     def _load(self, arguments: Arguments) -> None:
         chosen = {
@@ -66,8 +68,7 @@ class Subcommands:
         self._magics.maps.open(agent.name, self._magics.cells.cell_id, agent.block_map())
 
     def _tree(self, arguments: Arguments) -> None:
-        agent = self._agent(arguments)
-        _show(tree_picture(agent.name, agent.tree()))
+        self._magics.boards.open_tree(self._agent(arguments), self._magics.cells.cell_id)
 
     def _history(self, arguments: Arguments) -> None:
         agent = self._agent(arguments)
@@ -116,6 +117,8 @@ class Subcommands:
             raise UsageError(f"this deletes {agent.name} with {turns} for good; add --yes to do it")
         agent.delete()
         self._magics.maps.forget(lambda live: live.agent == agent.name)
+        self._magics.boards.forget(lambda board: board.agent == agent.name)
+        self._magics.boards.changed(agent.name)
         _say(f"{agent.name} is deleted")
 
     def _wait(self, arguments: Arguments) -> None:
@@ -180,7 +183,7 @@ class Subcommands:
 
     def _release(self, _arguments: Arguments) -> None:
         self._magics.session.refuse_while_asked()
-        self._magics.maps.forget()
+        self._magics.live.forget()
         closed = self._magics.session.close()
         _say("the engine is closed; agents are on disk" if closed else "no engine was loaded")
 
@@ -220,9 +223,9 @@ class Subcommands:
         self._changed(*agents)
 
     def _changed(self, *agents: AgentLike) -> None:
-        """Show how agents are now, here and in their maps."""
+        """Show how agents are now, here and wherever else they are shown."""
         for agent in agents:
-            self._magics.maps.changed(agent.name)
+            self._magics.live.changed(agent.name)
         _say("\n".join(agent_line(agent.status) for agent in agents))
 
 

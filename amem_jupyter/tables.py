@@ -20,6 +20,7 @@ from amem_jupyter.markup import (
     esc,
     faint,
     size,
+    span,
     strip_legend,
     table,
 )
@@ -143,11 +144,13 @@ def tree_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
         here = "  ← here" if turn.on_head_path and turn.id not in with_child else ""
         left = "from the start" if turn.parent is None else f"after {turn.parent}"
         after = f"  ({left})" if indent and turn.parent != above else ""
-        line = f"{'   ' * indent}{'●' if turn.on_head_path else '○'} {turn.id}  {excerpt(turn.prompt)}{after}{here}"
+        lead = f"{'   ' * indent}{'●' if turn.on_head_path else '○'} "
+        line = f"{turn.id}  {excerpt(turn.prompt)}{after}{here}"
         above = turn.id
-        plain.append(line)
-        text = esc(line).replace("  ", "&nbsp; ")
-        rich.append(div(f"<b>{text}</b>" if turn.on_head_path else faint(text)))
+        plain.append(lead + line)
+        look = "font-weight:600" if turn.on_head_path else "opacity:0.7"
+        hint = f"turn {turn.id} · {count(turn.n_tokens, 'token')} · {excerpt(turn.reply)}"
+        rich.append(div(esc(lead).replace("  ", "&nbsp; ") + span(esc(line).replace("  ", "&nbsp; "), look, hint)))
     return Picture(_panel("".join([div(f"<b>{esc(agent)}</b>"), *rich])), "\n".join([agent, *plain]))
 
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import anywidget
-import traitlets
-
-HERE = Path(__file__).parent
+from amem_jupyter.widgets.panel import PanelWidget, source, style
 
 
-class BlockMapWidget(anywidget.AnyWidget):
-    """Shows `picture`, and `doing` in a line below it. Nothing of it is written into the notebook's document."""
+class BlockMapWidget(PanelWidget):
+    """Marks the blocks that changed since the last picture."""
 
-    _esm = HERE / "block_map.js"
-    _css = HERE / "block_map.css"
-    picture = traitlets.Unicode().tag(sync=True)
-    doing = traitlets.Unicode().tag(sync=True)
+    _esm = source("block_map")
+    _css = style("block_map")
