@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import queue
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -158,7 +159,7 @@ class Agent:
         The input is checked and the request queued at once, before the first event is taken. Closing the iterator
         early, or an exception in the loop, cancels the request.
         """
-        request = self._engine.submit(
+        queued = self._engine.submit(
             self.name,
             message,
             max_tokens=max_tokens,
@@ -172,7 +173,7 @@ class Agent:
             cell_id=cell_id,
             execution=execution,
         )
-        return ReplyStream(request)
+        return ReplyStream(_wait_for(queued))
 
     async def aask(self, message: str, **options: object) -> Reply:
         """`ask` for async callers; takes the same options."""
@@ -184,8 +185,8 @@ class Agent:
 
     async def astream(self, message: str, **options: object) -> AsyncIterator[Event]:
         """`stream` for async callers; takes the same options."""
-        request = self._engine.submit(self.name, message, **options)  # type: ignore[arg-type]  # checked by submit
-        async for event in _events(request):
+        queued = self._engine.submit(self.name, message, **options)  # type: ignore[arg-type]  # checked by submit
+        async for event in events_of(await queued_request(queued)):
             yield event
 
     # -- whole conversations ---------------------------------------------------------------------------------------
@@ -200,6 +201,7 @@ class Agent:
         top_p: float = 1.0,
         seed: Seed = None,
         stop: Sequence[str] = (),
+        logprobs: int | None = None,
     ) -> Reply:
         """Send a whole conversation, as clients of a chat API do, and wait for the reply to its last message.
 
@@ -214,6 +216,7 @@ class Agent:
                 ("tool_calls", "tool_call_id", "name"). The last one is the user's or a tool's.
             tools: descriptions of tools, for the model's chat template.
             max_tokens, temperature, top_p, seed, stop: as for `ask`.
+            logprobs: tell how likely each token was, and this many (0 to 20) of the likeliest in its place.
 
         Raises
         ------
@@ -229,6 +232,7 @@ class Agent:
             top_p=top_p,
             seed=seed,
             stop=stop,
+            logprobs=logprobs,
         ):
             reply = event.reply or reply
         assert reply is not None
@@ -244,9 +248,10 @@ class Agent:
         top_p: float = 1.0,
         seed: Seed = None,
         stop: Sequence[str] = (),
+        logprobs: int | None = None,
     ) -> ReplyStream:
         """Like `chat`, as events; see `stream`."""
-        request = self._engine.submit_chat(
+        queued = self._engine.submit_chat(
             self.name,
             messages,
             tools=tools,
@@ -255,8 +260,9 @@ class Agent:
             top_p=top_p,
             seed=seed,
             stop=stop,
+            logprobs=logprobs,
         )
-        return ReplyStream(request)
+        return ReplyStream(_wait_for(queued))
 
     async def achat(self, messages: Sequence[Mapping[str, Any]], **options: object) -> Reply:
         """`chat` for async callers; takes the same options."""
@@ -268,8 +274,8 @@ class Agent:
 
     async def achat_stream(self, messages: Sequence[Mapping[str, Any]], **options: object) -> AsyncIterator[Event]:
         """`chat_stream` for async callers; takes the same options."""
-        request = self._engine.submit_chat(self.name, messages, **options)  # type: ignore[arg-type]  # as in astream
-        async for event in _events(request):
+        queued = self._engine.submit_chat(self.name, messages, **options)  # type: ignore[arg-type]  # as in astream
+        async for event in events_of(await queued_request(queued)):
             yield event
 
     # -- the tree ------------------------------------------------------------------------------------------------
@@ -408,13 +414,36 @@ class Agent:
         self._engine.delete(self.name)
 
 
-async def _events(request: Request) -> AsyncIterator[Event]:
-    """A request's events; whoever stops taking them before the last cancels it."""
+async def queued_request(queued: Future[Request]) -> Request:
+    """A request, once it is queued; a caller that is cancelled meanwhile takes it along."""
+    try:
+        return await asyncio.wrap_future(queued)
+    except asyncio.CancelledError:
+        _cancel_queued(queued)
+        raise
+
+
+async def events_of(request: Request) -> AsyncIterator[Event]:
+    """A request's events; whoever stops taking them before the last cancels it. No thread waits meanwhile.
+
+    Raises
+    ------
+        AmemError: whatever ended the request.
+    """
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
+            loop.call_soon_threadsafe(came.set)
+
     finished = False
+    request.events.wake(wake)
     try:
         while not finished:
-            event = await asyncio.to_thread(_next_event, request)
+            came.clear()
+            event = request.events.get_nowait()
             if event is None:
+                await came.wait()
                 continue
             if isinstance(event, BaseException):
                 finished = True
@@ -426,9 +455,14 @@ async def _events(request: Request) -> AsyncIterator[Event]:
             request.cancel()
 
 
-def _next_event(request: Request) -> Event | BaseException | None:
-    """An event, or None after a moment, so that a cancelled task does not leave a thread waiting for good."""
+def _wait_for(queued: Future[Request]) -> Request:
     try:
-        return request.events.get(timeout=0.2)
-    except queue.Empty:
-        return None
+        return queued.result()
+    except BaseException:
+        _cancel_queued(queued)  # interrupted while it was being queued: nobody will hold it
+        raise
+
+
+def _cancel_queued(queued: Future[Request]) -> None:
+    if not queued.cancel():
+        queued.add_done_callback(lambda done: done.result().cancel() if done.exception() is None else None)

@@ -8,6 +8,8 @@ from typing import Any
 
 from amem.errors import InputError
 
+MAX_TOP = 20  #: alternatives that are told for each token
+
 
 def request_settings(
     *, max_tokens: object, temperature: object, top_p: object, seed: object, stop: object
@@ -27,6 +29,18 @@ def request_settings(
     if seed is not None and seed != "random" and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f'seed must be a whole number or "random", not {seed!r}.')
     return {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": _stop_strings(stop)}
+
+
+def check_logprobs(n_top: object) -> int | None:
+    """How many of the likeliest tokens are to be told for each token; None: no logprobs at all.
+
+    Raises
+    ------
+        InputError: it is no whole number from 0 to 20.
+    """
+    if n_top is not None and (isinstance(n_top, bool) or not isinstance(n_top, int) or not 0 <= n_top <= MAX_TOP):
+        raise InputError(f"logprobs must be a whole number from 0 to {MAX_TOP}, not {n_top!r}.")
+    return n_top
 
 
 def check_message(message: object) -> None:

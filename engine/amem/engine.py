@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import secrets
 import threading
@@ -15,15 +16,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from amem.agent import Agent, ReplyStream, Seed
-from amem.checks import check_message, check_text, request_settings
+from amem.checks import check_logprobs, check_message, check_text, request_settings
 from amem.errors import AgentLocked, Cancelled, EngineClosed, InputError
-from amem.results import AgentStatus, EngineStatus, Reply, Residency
+from amem.results import AgentStatus, EngineStatus, Reply, Residency, TokenLogprob
 from amem.run.owner import OwnerThread
 from amem.run.worker import Workers
 from amem.sizes import parse_size
 
 if TYPE_CHECKING:
     from amem.model.capacity import CapacityRow
+    from amem.model.said import Said
     from amem.opening import Opened
     from amem.run.request import Request
     from amem.session import AgentSession
@@ -96,7 +98,7 @@ class Engine:
 
         self._owner = OwnerThread()
         self._space = space
-        sessions: dict[str, AgentSession] = {}
+        sessions: dict[tuple[str, str], AgentSession] = {}  # by space and name
         readers, writer = Workers(2, "amem-read"), Workers(1, "amem-write")
         given_up = threading.Event()
 
@@ -133,6 +135,7 @@ class Engine:
             writer.shutdown()
             raise
         self._sessions = sessions
+        self._whole: Engine | None = None  # of a view on another space: the engine that must live as long
         self._parts = self._opened.parts
         self._owner.drive(self._parts.scheduler, recover=lambda: _evict_all(sessions))
         # holds no reference to the engine: one that is dropped, or still open at exit, is closed all the same
@@ -228,7 +231,7 @@ class Engine:
             try:
                 if kept is not None:
                     kept.write(store)
-                self._sessions[new_name] = session.fork(store, None if kept is not None else turn)
+                self._sessions[self._space, new_name] = session.fork(store, None if kept is not None else turn)
             except BaseException:
                 store.delete()
                 raise
@@ -241,10 +244,31 @@ class Engine:
 
         def delete(session: AgentSession) -> None:
             session.evict()
-            del self._sessions[name]
+            del self._sessions[self._space, name]
             session.store.delete()
 
         self.with_idle_session(name, delete)
+
+    def release(self, name: str) -> None:
+        """Let other processes write to an agent: its state leaves memory, its files are closed. Its next use opens it.
+
+        Raises
+        ------
+            InputError: it is answering.
+        """
+
+        def release() -> None:
+            session = self._sessions.get((self._space, name))
+            if session is None:
+                return
+            if session.is_asked:
+                raise InputError(f"agent {name!r} is answering: wait for it, or cancel its request, first.")
+            session.evict()
+            self._parts.writer.submit(lambda: None).result()  # writes under way must not outlive the agent's lock
+            session.store.close()
+            del self._sessions[self._space, name]
+
+        self._owner.call(release)
 
     def import_agent(self, file: str | Path, name: str | None = None) -> Agent:
         """Make an agent in this space of a file that `Agent.export` wrote, under its own name or another.
@@ -263,6 +287,12 @@ class Engine:
         return Agent(self, self._owner.call(run))
 
     # -- spaces --------------------------------------------------------------------------------------------------
+
+    def in_space(self, space: str) -> Engine:
+        """The same engine, for the agents of another space: one model, memory, store and thread, closed together."""
+        view = copy.copy(self)
+        view.__dict__ |= {"_space": space, "_whole": self._whole or self}
+        return view
 
     def spaces(self) -> list[str]:
         """Names of all spaces of the store that have agents, the most recently used first."""
@@ -305,6 +335,8 @@ class Engine:
             for entry in theirs:
                 with store.borrow(entry.key) as agent:
                     agent.move(self._space)
+                if (session := self._sessions.pop((space, entry.name), None)) is not None:
+                    self._sessions[self._space, entry.name] = session
             return [entry.name for entry in theirs]
 
         return self._owner.call(move)
@@ -337,12 +369,12 @@ class Engine:
     def _session(self, name: str, *, create: bool = True) -> AgentSession:
         from amem.session import AgentSession
 
-        session = self._sessions.get(name)
+        session = self._sessions.get((self._space, name))
         if session is None:
             n_known = len(self._parts.store.reports)
             session = AgentSession(self._parts, self._parts.store.open(name, self._space, create=create))
             session.notes = self._parts.store.reports[n_known:]
-            self._sessions[name] = session
+            self._sessions[self._space, name] = session
         return session
 
     def prefetch(self, name: str) -> Future[None]:
@@ -381,7 +413,7 @@ class Engine:
         cached: bool = False,
         cell_id: str | None = None,
         execution: str | None = None,
-    ) -> Request:
+    ) -> Future[Request]:
         """Check a message to an agent and queue it. `Agent.stream` explains the options.
 
         Raises
@@ -409,7 +441,8 @@ class Engine:
         top_p: float = 1.0,
         seed: Seed = None,
         stop: Sequence[str] = (),
-    ) -> Request:
+        logprobs: int | None = None,
+    ) -> Future[Request]:
         """Check a whole conversation and queue it. `Agent.chat` explains the options.
 
         Raises
@@ -422,13 +455,49 @@ class Engine:
 
         settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
         wish = ChatWish(plain_messages(messages), plain_tools(tools))
-        return self._queue(name, wish, settings, seed, Caller())
+        return self._queue(name, wish, settings, seed, Caller(), check_logprobs(logprobs))
+
+    def submit_text(
+        self,
+        name: str,
+        text: str,
+        *,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Seed = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+    ) -> Future[Request]:
+        """Queue a text that is to be continued as it stands, without the chat template. Options as for `Agent.chat`.
+
+        Raises
+        ------
+            InputError: the text is empty, or an option is not possible; nothing has changed.
+        """
+        from amem.turn import Caller
+        from amem.wish import TextWish
+
+        check_text("the text", text)
+        if not text:
+            raise InputError("the text is empty: there is nothing to continue.")
+        settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+        return self._queue(name, TextWish(text), settings, seed, Caller(), check_logprobs(logprobs))
 
     def _queue(
-        self, name: str, wish: Wish, settings: dict[str, Any], seed: Seed, caller: Caller, *, cached: bool = False
-    ) -> Request:
+        self,
+        name: str,
+        wish: Wish,
+        settings: dict[str, Any],
+        seed: Seed,
+        caller: Caller,
+        n_logprobs: int | None = None,
+        *,
+        cached: bool = False,
+    ) -> Future[Request]:
+        """The request, as soon as the owner thread is between two steps."""
         from amem.run.request import Request
-        from amem.run.sampler import Sampler, derive_seed
+        from amem.run.sampler import Sampler, Scored, derive_seed
         from amem.turn import TurnWork
 
         submitted = time.perf_counter()
@@ -438,27 +507,35 @@ class Engine:
             number = secrets.randbits(63) if seed == "random" else seed
             if number is None:
                 number = derive_seed(name, wish.parent(session), wish.text, settings)
+            parts = self._parts
+            sampler = Sampler(temperature=settings["temperature"], top_p=settings["top_p"], seed=number & (2**63 - 1))
+            logprobs: list[TokenLogprob] = []
             request = Request(
                 work=TurnWork(session, wish, settings | {"seed": number}, caller, cached=cached),
-                sample=Sampler(temperature=settings["temperature"], top_p=settings["top_p"], seed=number & (2**63 - 1)),
-                text=self._parts.prompter.reply_text(settings["stop"]),
+                sample=sampler if n_logprobs is None else Scored(sampler, n_logprobs, parts.prompter.decode, logprobs),
+                text=parts.prompter.reply_text(settings["stop"]),
                 max_tokens=settings["max_tokens"],
-                eos_token_ids=self._parts.eos_token_ids,
+                eos_token_ids=parts.eos_token_ids,
                 group=session,
+                logprobs=logprobs,
             )
             request.marks.submitted = submitted
-            self._parts.scheduler.submit(request)
+            parts.scheduler.submit(request)
             return request
 
         if self._owner.is_current:
-            return queue()
-        future = self._owner.submit(queue)
-        try:
-            return future.result()
-        except BaseException:
-            if not future.cancel():  # interrupted while it was being queued: nobody will hold it
-                future.add_done_callback(_cancel_queued)
-            raise
+            done: Future[Request] = Future()
+            done.set_result(queue())
+            return done
+        return self._owner.submit(queue)
+
+    def said(self, reply: str) -> Said:
+        """A reply's thought, content and tool calls, by the model's own marks. Any thread may ask."""
+        return self._parts.prompter.said(reply)
+
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template has a place for descriptions of tools."""
+        return self._owner.call(self._parts.prompter.takes_tools)
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -514,8 +591,8 @@ class Engine:
         """
         from amem.session import AgentSession
 
-        if entry.name in self._sessions:
-            return self._sessions[entry.name].status()
+        if (session := self._sessions.get((entry.space, entry.name))) is not None:
+            return session.status()
         with self._parts.store.borrow(entry.key) as store:
             return AgentSession(self._parts, store).status()
 
@@ -548,18 +625,13 @@ def _let_go(opening: Future[Opened]) -> None:
         opening.result().finish()
 
 
-def _cancel_queued(future: Future[Request]) -> None:
-    if future.exception() is None:
-        future.result().cancel()
-
-
-def _evict_all(sessions: Mapping[str, AgentSession]) -> None:
+def _evict_all(sessions: Mapping[tuple[str, str], AgentSession]) -> None:
     """Arrays belong to the thread that made them; what was saved is on disk."""
     for session in sessions.values():
         session.evict()
 
 
-def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[str, AgentSession]) -> None:
+def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[tuple[str, str], AgentSession]) -> None:
     """End an engine's requests and thread, and let go of its locks; in the process that made it only."""
     if os.getpid() != pid or owner.closed:
         return

@@ -133,6 +133,22 @@ class ReplyMetrics(_Record):
 
 
 @dataclass(frozen=True)
+class Alternative(_Record):
+    """A token that could have come, and how likely it was."""
+
+    token_id: int
+    text: str
+    logprob: float  #: natural logarithm of its probability, before temperature and top_p
+
+
+@dataclass(frozen=True)
+class TokenLogprob(Alternative):
+    """A token that was generated, and the likeliest ones at its place."""
+
+    top: tuple[Alternative, ...] = ()  #: the likeliest first
+
+
+@dataclass(frozen=True)
 class Reply(_Record):
     """An agent's answer."""
 
@@ -141,6 +157,8 @@ class Reply(_Record):
     finish_reason: str  #: "stop" (end of turn or a stop string) or "length"
     metrics: ReplyMetrics
     turn: int  #: id of the turn that holds it
+    stop: str | None = None  #: the stop string that ended it
+    logprobs: tuple[TokenLogprob, ...] = ()  #: of its tokens without the end-of-turn token, if they were asked for
 
     def __str__(self) -> str:
         return self.text
@@ -154,6 +172,7 @@ class Event(_Record):
     stage: str = ""  #: "", or what is going on: "queued", "restore", "prefill"
     done: int = 0  #: tokens done in this stage
     total: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()  #: of the tokens since the last piece of text, if they were asked for
     reply: Reply | None = None
 
 

@@ -16,7 +16,7 @@ from amem.restoring import Restore
 from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residency, TurnInfo
 from amem.store import AgentStore
 from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
-from amem.wish import messages_of
+from amem.wish import RAW, messages_of
 
 _NAMED = "snapshot:"  # before a named snapshot's name, among the agent's small texts
 
@@ -130,6 +130,8 @@ class AgentSession:
 
     def prompt_ids(self, turn: TurnRecord, before: Sequence[int]) -> list[int]:
         """A turn's prompt as this model's template renders it after the tokens before it."""
+        if turn.settings.get(RAW):
+            return self.parts.prompter.raw(turn.prompt)
         prompter, messages, tools = self.parts.prompter, messages_of(turn), turn.settings.get("tools", ())
         if turn.parent is None:
             return prompter.history(messages, tools)

@@ -288,7 +288,15 @@ class TurnWork:
         session.notes = []
         session.last_ttft_ms = metrics.ttft_ms
         session.last_explained = metrics.explain()
-        return Reply(text, tuple(token_ids), request.finish_reason, metrics, turn)
+        return Reply(
+            text,
+            tuple(token_ids),
+            request.finish_reason,
+            metrics,
+            turn,
+            stop=request.text.stop,
+            logprobs=request.kept_logprobs,
+        )
 
     def _recorded(self, request: Request) -> Reply | None:
         """The reply that this prompt got here before with these settings; None if there is none for this model."""

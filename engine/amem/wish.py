@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from amem.session import AgentSession, History
     from amem.store.records import TurnRecord
 
+RAW = "raw"  #: among a turn's settings: its prompt is a text without the chat template
 _BRANCHES = 32  # a conversation that no branch begins with is compared with the newest ones
 _CARRIED = 4  # of these, the best by their tokens are compared by their text
 
@@ -160,6 +161,7 @@ class ChatWish:
                 end = n + len(own)
                 if (
                     end + 1 < len(self.messages)
+                    and not turn.settings.get(RAW)
                     and (at is not None or list(self.tools) == turn.settings.get("tools", []))
                     and list(self.messages[n:end]) == own
                     and self.messages[end]["role"] == "assistant"
@@ -167,6 +169,22 @@ class ChatWish:
                 ):
                     pending.append([*path, (number, end + 1)])
         return best
+
+
+@dataclass(frozen=True)
+class TextWish:
+    """A text to be continued as it stands, without the chat template. Its turn begins a conversation."""
+
+    text: str
+
+    def parent(self, session: AgentSession) -> int | None:
+        del session  # always the root
+        return None
+
+    def place(self, session: AgentSession) -> Place:
+        history = session.history(None, ())
+        delta, prefer = _from_branches(session, history, session.parts.prompter.raw(self.text))
+        return Place(history, delta, self.text, None, {RAW: True}, prefer, may_repeat=True)
 
 
 def messages_of(turn: TurnRecord) -> list[Message]:

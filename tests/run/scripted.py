@@ -207,8 +207,7 @@ class Machine:
 def ending(request):
     """What the caller got last: a reply, or an error. Exactly one of them ends a request."""
     ends = []
-    while not request.events.empty():
-        event = request.events.get()
+    while (event := request.events.get_nowait()) is not None:
         if isinstance(event, BaseException):
             ends.append(event)
         elif isinstance(event, Event) and event.reply is not None:

@@ -104,6 +104,19 @@ class Prompter:
         """Tokens of a whole conversation; errors as `render`."""
         return self._encode_start(self.render(messages, tools))
 
+    def raw(self, text: str) -> list[int]:
+        """Tokens of a text that is to be continued as it stands; with a BOS if the tokenizer itself adds one."""
+        ids = [int(id_) for id_ in self._tokenizer.encode(text, verbose=False)]  # too long a text is refused by us
+        return ids[:-1] if ids and ids[-1] in self._eos_token_ids else ids
+
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows descriptions of tools to the model."""
+        tool = {"type": "function", "function": {"name": _sentinel(""), "description": "", "parameters": {}}}
+        try:
+            return _sentinel("") in self.render([{"role": "user", "content": "?"}], [tool])
+        except InputError:
+            return False
+
     def said(self, reply: str) -> Said:
         """A reply's parts: its thought, its content and its tool calls, by the model's own marks."""
         return read_reply(reply, self._tokenizer)
@@ -212,10 +225,7 @@ class Prompter:
 
     def _encode_start(self, text: str) -> list[int]:
         """Tokens of a conversation from its start. A template writes its own BOS; plain text gets the tokenizer's."""
-        if self._has_template:
-            return self._encode(text)
-        ids = [int(id_) for id_ in self._tokenizer.encode(text, verbose=False)]  # too long a text is refused by us
-        return ids[:-1] if ids and ids[-1] in self._eos_token_ids else ids
+        return self._encode(text) if self._has_template else self.raw(text)
 
 
 def _opening(reply: str) -> list[Message]:

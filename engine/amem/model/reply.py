@@ -29,20 +29,19 @@ class StopStrings:
             raise InputError("A stop string is empty: it would end every reply before its first token.")
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def add(self, piece: str) -> str:
         """The text that is known not to be of a stop string, now that ``piece`` follows."""
-        if self.found:
+        if self.found is not None:
             return ""
         self._held += piece
-        matches = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if matches:
-            self.found = True
-            safe = min(matches)[1]
+            _, safe, self.found = min(matches)
         else:
             safe = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        free, self._held = self._held[:safe], "" if self.found else self._held[safe:]
+        free, self._held = self._held[:safe], "" if self.found is not None else self._held[safe:]
         return free
 
     def flush(self) -> str:
@@ -67,6 +66,11 @@ class ReplyText:
     @property
     def stopped(self) -> bool:
         """Whether a stop string came."""
+        return self._stops.found is not None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that came."""
         return self._stops.found
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,8 @@ import mlx.core as mx
 
 from amem.errors import MemoryBudgetError
 from amem.kv.sequence import Checkpoint, SequenceState
-from amem.results import Event, Reply
+from amem.results import Event, Reply, TokenLogprob
+from amem.run.events import Events
 
 
 class TextSink(Protocol):
@@ -24,6 +24,9 @@ class TextSink(Protocol):
 
     @property
     def stopped(self) -> bool: ...
+
+    @property
+    def stop(self) -> str | None: ...
 
     @property
     def n_kept(self) -> int: ...
@@ -92,17 +95,19 @@ class Request:
     max_tokens: int
     eos_token_ids: frozenset[int]
     group: object  #: requests of one group (an agent) run one after the other
-    events: queue.SimpleQueue[Event | BaseException] = field(default_factory=queue.SimpleQueue)
+    events: Events = field(default_factory=Events)
     marks: Marks = field(default_factory=Marks)
     sequence: SequenceState | None = None
     checkpoint: Checkpoint | None = None
     prompt_ids: list[int] = field(default_factory=list)  #: the whole history, this prompt included
     n_reused: int = 0
     generated: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  #: of the generated tokens, if ``sample`` notes them
     n_kept: int = 0  #: generated tokens that the turn keeps
     finish_reason: str = ""
     reading: Future[None] | None = None
     recorded: Reply | None = None  #: if its reply was given before, and that will do
+    _n_told: int = 0  #: tokens whose logprobs went out with an event
     _cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
@@ -116,6 +121,11 @@ class Request:
     @property
     def kept_ids(self) -> Sequence[int]:
         return self.generated[: self.n_kept]
+
+    @property
+    def kept_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Those of the kept tokens, without the end-of-turn token."""
+        return tuple(entry for entry in self.logprobs[: self.n_kept] if entry.token_id not in self.eos_token_ids)
 
     @property
     def n_computed(self) -> int:
@@ -140,4 +150,5 @@ class Request:
             self.finish_reason = "stop"
         self.n_kept = self.text.n_kept
         if shown:
-            self.events.put(Event(text=shown))
+            told, self._n_told = self.kept_logprobs[self._n_told :], len(self.logprobs)
+            self.events.put(Event(text=shown, logprobs=told))

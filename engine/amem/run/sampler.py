@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from amem.errors import InputError
+from amem.results import Alternative, TokenLogprob
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -63,6 +66,47 @@ class Sampler:
         if self.top_p < 1:
             scaled = _nucleus(scaled, self.top_p)
         return mx.random.categorical(scaled, key=key)
+
+
+class Scored:
+    """A sampler that notes how likely the model found each token that it chooses, and the likeliest in its place.
+
+    Parameters
+    ----------
+    sample
+        Chooses the token from logits of shape [V].
+    n_top
+        How many of the likeliest tokens are noted.
+    decode
+        Text of a token.
+    notes
+        Where each choice is added. Logarithms are natural, of the model's own distribution: before any temperature.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[mx.array], mx.array],
+        n_top: int,
+        decode: Callable[[Sequence[int]], str],
+        notes: list[TokenLogprob],
+    ) -> None:
+        self._sample = sample
+        self._n_top = n_top
+        self._decode = decode
+        self._notes = notes
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """The next token, a scalar, from logits of shape [V]."""
+        import mlx.core as mx
+
+        token = self._sample(logits)
+        exact = logits.astype(mx.float32)
+        logprobs = np.array(exact - mx.logsumexp(exact))
+        likeliest = np.argsort(-logprobs, kind="stable")[: self._n_top]
+        chosen = int(token.tolist())  # type: ignore[arg-type]  # a scalar
+        top = tuple(Alternative(int(id_), self._decode([int(id_)]), float(logprobs[id_])) for id_ in likeliest)
+        self._notes.append(TokenLogprob(chosen, self._decode([chosen]), float(logprobs[chosen]), top))
+        return token
 
 
 def derive_seed(agent: str, parent_turn: int | None, prompt: str, settings: Mapping[str, object]) -> int:
