@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from amem.model.capacity import CapacityRow
     from amem.model.said import Said
     from amem.opening import Opened
+    from amem.parts import EngineParts
     from amem.run.request import Request
     from amem.session import AgentSession
     from amem.store import AgentEntry, VerifyReport
@@ -56,6 +57,8 @@ class Engine:
         max_batch: the most requests that run at once.
         step_ms: the most that a reply waits for its next token while another agent's prompt is computed, and a
             cancelled request for its end. What cannot be divided (a decode step, a layer of a chunk) may take longer.
+        io_threads: threads that read stored blocks while agents decode; 0 reads them between two steps instead.
+        prefetch: whether agents that usually come next are restored while the present one is answered.
         progress: called with a sentence while the model is fetched and loaded.
 
     Raises
@@ -78,6 +81,8 @@ class Engine:
         prefill_chunk: int | None = None,
         max_batch: int = 16,
         step_ms: float = 500,
+        io_threads: int = 2,
+        prefetch: bool = True,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         name = str(model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL)
@@ -88,18 +93,13 @@ class Engine:
             raise InputError(f"store {str(root)!r}: there is no such user.") from error
         budget = parse_size(memory if memory is not None else os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
         quota = parse_size(disk) if disk is not None else DEFAULT_DISK
-        if max_batch < 1:
-            raise InputError(f"max_batch must be at least 1, not {max_batch}.")
-        if not 0 < step_ms < float("inf"):
-            raise InputError(f"step_ms must be more than 0, not {step_ms}.")
-        if prefill_chunk is not None and (prefill_chunk < 64 or prefill_chunk % 64):
-            raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
+        _check_options(max_batch, prefill_chunk, step_ms, io_threads)
         from amem.opening import open_parts  # brings MLX: `import amem` alone stays quick
 
         self._owner = OwnerThread()
         self._space = space
         sessions: dict[tuple[str, str], AgentSession] = {}  # by space and name
-        readers, writer = Workers(2, "amem-read"), Workers(1, "amem-write")
+        readers, writer = Workers(io_threads, "amem-read"), Workers(1, "amem-write")
         given_up = threading.Event()
 
         def tell(sentence: str) -> None:
@@ -137,7 +137,10 @@ class Engine:
         self._sessions = sessions
         self._whole: Engine | None = None  # of a view on another space: the engine that must live as long
         self._parts = self._opened.parts
-        self._owner.drive(self._parts.scheduler, recover=lambda: _evict_all(sessions))
+        if prefetch:
+            _expect_agents(self._parts, sessions)
+        sessions_now = self._parts.sessions
+        self._owner.drive(self._parts.scheduler, recover=lambda: _evict_all(sessions_now()))
         # holds no reference to the engine: one that is dropped, or still open at exit, is closed all the same
         self._close = weakref.finalize(self, _close, os.getpid(), self._owner, self._opened, sessions)
 
@@ -194,15 +197,22 @@ class Engine:
         streams: dict[str, ReplyStream] = {}
         replies: dict[str, Reply] = {}
         errors: list[Exception] = []
-        try:
+
+        def begin() -> None:
             for name, text in messages.items():
                 streams[name] = Agent(self, name).stream(text, **options)  # type: ignore[arg-type]  # checked by submit
+
+        begun = self._owner.submit(begin)  # one job: no step comes between, so that they start together
+        try:
+            begun.result()
             for name, events in streams.items():
                 try:
                     replies[name] = next(event.reply for event in events if event.reply is not None)
                 except Exception as error:  # noqa: BLE001  # raised below, when the others have finished
                     errors.append(error)
         except BaseException:
+            if not begun.cancel():
+                begun.exception()
             for events in streams.values():
                 events.cancel()  # all of them before waiting for any
             for events in streams.values():
@@ -369,12 +379,17 @@ class Engine:
     def _session(self, name: str, *, create: bool = True) -> AgentSession:
         from amem.session import AgentSession
 
-        session = self._sessions.get((self._space, name))
+        place, prefetch = (self._space, name), self._parts.prefetch
+        session = self._sessions.get(place)
+        if session is None and prefetch is not None:
+            session = prefetch.claim(*place)
         if session is None:
             n_known = len(self._parts.store.reports)
             session = AgentSession(self._parts, self._parts.store.open(name, self._space, create=create))
             session.notes = self._parts.store.reports[n_known:]
-            self._sessions[self._space, name] = session
+            if prefetch is not None:
+                prefetch.hand_over(session)
+        self._sessions[place] = session
         return session
 
     def prefetch(self, name: str) -> Future[None]:
@@ -576,6 +591,7 @@ class Engine:
                 space=self._space,
                 agents=tuple(agents),
                 warnings=(*opened.warnings, *parts.store.reports, *in_use),
+                prefetch=parts.prefetch.status() if parts.prefetch is not None else None,
                 inter_token=parts.scheduler.gaps.percentiles(),
                 prefill_tokens_per_second=256 / seconds if (seconds := parts.scheduler.rate.seconds(0, 256)) else None,
             )
@@ -594,7 +610,10 @@ class Engine:
         if (session := self._sessions.get((entry.space, entry.name))) is not None:
             return session.status()
         with self._parts.store.borrow(entry.key) as store:
-            return AgentSession(self._parts, store).status()
+            session = AgentSession(self._parts, store)
+            if self._parts.prefetch is not None:
+                self._parts.prefetch.show(session)
+            return session.status()
 
     def capacity(self, contexts: Sequence[int] = ()) -> tuple[CapacityRow, ...]:
         """How many agents of these many tokens (default: 4K to 32K) fit the memory budget, codec by codec.
@@ -625,9 +644,27 @@ def _let_go(opening: Future[Opened]) -> None:
         opening.result().finish()
 
 
-def _evict_all(sessions: Mapping[tuple[str, str], AgentSession]) -> None:
+def _check_options(max_batch: int, prefill_chunk: int | None, step_ms: float, io_threads: int) -> None:
+    if max_batch < 1:
+        raise InputError(f"max_batch must be at least 1, not {max_batch}.")
+    if io_threads < 0:
+        raise InputError(f"io_threads must be 0 or more, not {io_threads}.")
+    if not 0 < step_ms < float("inf"):
+        raise InputError(f"step_ms must be more than 0, not {step_ms}.")
+    if prefill_chunk is not None and (prefill_chunk < 64 or prefill_chunk % 64):
+        raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
+
+
+def _expect_agents(parts: EngineParts, sessions: Mapping[tuple[str, str], AgentSession]) -> None:
+    from amem.prefetch import Prefetch
+
+    prefetch = parts.prefetch = Prefetch(parts, sessions)
+    parts.sessions = lambda: [*sessions.values(), *prefetch.residents]
+
+
+def _evict_all(sessions: Iterable[AgentSession]) -> None:
     """Arrays belong to the thread that made them; what was saved is on disk."""
-    for session in sessions.values():
+    for session in sessions:
         session.evict()
 
 
@@ -640,7 +677,7 @@ def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[tuple[st
     def release() -> None:
         parts.scheduler.fail_all(EngineClosed("the engine was closed while this request was running."))
         parts.writer.submit(lambda: None).result()  # writes under way must not outlive their agent's lock
-        for session in sessions.values():
+        for session in parts.sessions():
             with contextlib.suppress(Exception):  # the other agents' locks are to be freed all the same
                 session.evict()
                 session.store.close()

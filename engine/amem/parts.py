@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from amem.store import Store
 from amem.store.records import Realm
 
 if TYPE_CHECKING:
+    from amem.prefetch import Prefetch
     from amem.session import AgentSession
 
 
@@ -41,15 +42,16 @@ class EngineParts:
     readers: Workers  #: reads of stored blocks
     writer: Workers  #: one thread, so that blocks are written in order
     sessions: Callable[[], Iterable[AgentSession]]
+    prefetch: Prefetch | None = None  #: None: nobody is expected
     _ticks: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def tick(self) -> int:
         """A number that grows with each use of an agent: a clock that nobody can set back."""
         return next(self._ticks)
 
-    def make_room(self, nbytes: int, keep: Resident | None = None) -> bool:
+    def make_room(self, nbytes: int, keep: Resident | None = None, spared: Collection[Resident] = ()) -> bool:
         """Evict other agents until this many bytes are free."""
-        return make_room(self.pool, nbytes, self.sessions(), keep)
+        return make_room(self.pool, nbytes, self.sessions(), [keep, *spared])
 
     def no_room(self, nbytes: int, asking: Resident) -> MemoryBudgetError:
         """Why an agent gets no memory although nobody else is running: what it needs, and what is in the way."""

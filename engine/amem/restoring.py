@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -48,19 +48,20 @@ class Restore:
         """Bytes of the budget that it holds."""
         return self._room.nbytes if self._room is not None else 0
 
-    def room_nbytes(self, n_tokens: int) -> int:
-        """Room for a turn up to this many tokens, and before it for the bytes that were read beside the arrays."""
+    def room_nbytes(self, n_tokens: int = 0) -> int:
+        """Room for the arrays and, beside them, the bytes that were read; then for a turn up to this many tokens."""
         parts = self._session.parts
-        return max(parts.sequence_nbytes(n_tokens), self._staging_nbytes + parts.loaded_nbytes(self.found.n_tokens))
+        turn = parts.sequence_nbytes(n_tokens) if n_tokens else 0
+        return max(turn, self._staging_nbytes + parts.loaded_nbytes(self.found.n_tokens))
 
-    def start(self, n_tokens: int) -> bool:
-        """Take that room, evicting other agents, and begin to read. May be called again, for more tokens.
+    def start(self, n_tokens: int = 0, spared: Collection[AgentSession] = ()) -> bool:
+        """Take that room, evicting other agents but those that are ``spared``, and begin to read.
 
-        False if there is no room now.
+        False if there is no room now. May be called again, for a turn.
         """
         parts = self._session.parts
         nbytes = self.room_nbytes(n_tokens)
-        if not parts.make_room(nbytes - self.nbytes, keep=self._session):
+        if not parts.make_room(nbytes - self.nbytes, keep=self._session, spared=spared):
             return False
         self._give_back_room()
         self._room = parts.pool.allocate(nbytes)

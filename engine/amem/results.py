@@ -219,6 +219,15 @@ class InterToken(_Record):
 
 
 @dataclass(frozen=True)
+class PrefetchStatus(_Record):
+    """What became of restores that were begun because an agent usually follows another."""
+
+    restored: int  #: restores begun
+    hits: int  #: requests whose agent was in memory, or on its way, thanks to one
+    misses: int  #: requests whose agent was on disk
+
+
+@dataclass(frozen=True)
 class EngineStatus(_Record):
     """The engine at one instant."""
 
@@ -240,6 +249,7 @@ class EngineStatus(_Record):
     space: str
     agents: tuple[AgentStatus, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    prefetch: PrefetchStatus | None = None  #: None if it is off
     inter_token: InterToken | None = None  #: None before a reply had two tokens
     prefill_tokens_per_second: float | None = None  #: of the first 256 tokens of a history, as measured lately
 

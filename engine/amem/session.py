@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -282,7 +282,7 @@ class AgentSession:
         """What the last request found, and why not more; before the first one what the next will find."""
         if self.last_explained is not None:
             return self.last_explained
-        known, residency = self._head_realization(), self.residency
+        known, residency = self.head_realization(), self.residency
         if residency is Residency.EMPTY:
             return "It has no turn to go on from: its next request computes all of its prompt."
         if known is None:
@@ -336,8 +336,10 @@ class AgentSession:
             self.hot.release()
         self.hot, self.hot_turn = sequence, turn
 
-    def begin_restore(self) -> Restore | None:
+    def begin_restore(self, spared: Collection[AgentSession] = ()) -> Restore | None:
         """Begin to read the head's state; `finish_restore` ends it. None if there is nothing to restore.
+
+        Other agents make room for it, but those that are ``spared``.
 
         Raises
         ------
@@ -354,8 +356,8 @@ class AgentSession:
         if found.n_tokens < len(ids):
             return None  # a part is of no use before the next request, which restores it itself
         restore = Restore(self, found, find_again=Found)
-        if not restore.start(found.n_tokens):
-            raise self.parts.no_room(restore.room_nbytes(found.n_tokens), self)
+        if not restore.start(spared=spared):
+            raise self.parts.no_room(restore.room_nbytes(), self)
         self.incoming, self.incoming_turn = restore, head
         self.last_used = self.parts.tick()
         return restore
@@ -406,15 +408,16 @@ class AgentSession:
             return Residency.EMPTY
         if self.hot is not None and self.hot_turn == self.store.head:
             return Residency.HOT
-        known = self._head_realization()
+        known = self.head_realization()
         return Residency.WARM if known and (known.last_block or known.tail or known.snapshot) else Residency.COLD
 
-    def _head_realization(self) -> Realization | None:
+    def head_realization(self) -> Realization | None:
+        """The head's tokens and blocks for this model; None if there are none."""
         head = self.store.head
         return self.store.realization(head, self.parts.realm) if head is not None else None
 
     def status(self) -> AgentStatus:
-        known = self._head_realization()
+        known = self.head_realization()
         return AgentStatus(
             self.name,
             self.store.space,

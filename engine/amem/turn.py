@@ -69,6 +69,8 @@ class TurnWork:
         session.last_used = self._parts.tick()
         self._written_before = self._parts.store.bytes_written
         self._residency = session.residency
+        if self._parts.prefetch is not None:
+            self._parts.prefetch.asked(session)
         self._place = place = self._wish.place(session)
         self._settings |= place.recorded
         if place.history.rendered:
@@ -177,6 +179,8 @@ class TurnWork:
         assert request.sequence is not None
         request.checkpoint = request.sequence.checkpoint()
         self._first_new_block = request.sequence.n_tokens // BLOCK_TOKENS
+        if self._parts.prefetch is not None:
+            self._parts.prefetch.expect(self._session)
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 

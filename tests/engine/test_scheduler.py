@@ -44,10 +44,10 @@ def test_sixteen_agents_and_more_decode_as_one_batch(max_batch, open_engine, bat
     """Each says what it says alone; no step has more than max_batch."""
     engine = open_engine(max_batch=max_batch)
     messages = {f"agent {i}": f"You are number {i}." for i in range(20)}
-    together = engine.ask_all(messages, max_tokens=24)
+    together = engine.ask_all(messages, max_tokens=40)  # more than there are prompts to be computed before the last
     assert max_batch == max(batches)
     for name in ("agent 0", "agent 9", "agent 19"):
-        alone = engine.agent(f"{name} alone").ask(messages[name], max_tokens=24)
+        alone = engine.agent(f"{name} alone").ask(messages[name], max_tokens=40)
         assert alone.token_ids == together[name].token_ids
 
 

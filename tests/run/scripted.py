@@ -99,7 +99,7 @@ class Work:
             agent.held.release()  # its own older state is in the way, or part of what it needs
             agent.held = None
         nbytes = len(request.prompt_ids) + request.max_tokens
-        if not make_room(pool, nbytes, agent.machine.agents, keep=agent):
+        if not make_room(pool, nbytes, agent.machine.agents, [agent]):
             return False
         self.room = pool.allocate(nbytes)
         request.reading = self.reading

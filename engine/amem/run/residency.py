@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from amem.kv.pool import Pool
@@ -23,16 +23,21 @@ class Resident(Protocol):
     def evict(self) -> None: ...
 
 
-def make_room(pool: Pool, nbytes: int, residents: Iterable[Resident], keep: Resident | None = None) -> bool:
-    """Evict until ``nbytes`` are free; nothing is written, since every turn was committed. False if it does not help.
+def make_room(pool: Pool, nbytes: int, residents: Iterable[Resident], kept: Collection[Resident | None] = ()) -> bool:
+    """Evict others than ``kept`` until ``nbytes`` are free. False if that does not help.
 
-    A fork's bytes are freed only with the last agent that reads them, so the pool is asked after each eviction.
+    Nothing is written, since every turn was committed. A fork's bytes are freed only with the last agent that reads
+    them, so the pool is asked after each eviction.
     """
-    candidates = sorted(
-        (r for r in residents if r is not keep and r.hot_bytes and not r.pinned and not r.is_running),
-        key=lambda resident: resident.last_used,
-    )
-    for resident in candidates:
+    may_go = [
+        resident
+        for resident in residents
+        if resident.hot_bytes and not resident.pinned and all(resident is not other for other in kept)
+    ]
+    may_go = [resident for resident in may_go if not resident.is_running]
+    if pool.free + sum(resident.hot_bytes for resident in may_go) < nbytes:
+        return False  # and nobody has to go in vain
+    for resident in sorted(may_go, key=lambda resident: resident.last_used):
         if pool.free >= nbytes:
             break
         resident.evict()

@@ -80,6 +80,11 @@ class Scheduler:
         return bool(self._waiting or self._active or self._later)
 
     @property
+    def crowded(self) -> bool:
+        """Whether requests wait for their turn or for room."""
+        return bool(self._waiting or self._matched)
+
+    @property
     def _active(self) -> list[Request]:
         return [*self._matched, *self._reading, *self._prefilling, *self._decoding, *self._closing]
 

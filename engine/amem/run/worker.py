@@ -11,14 +11,16 @@ T = TypeVar("T")
 
 
 class Workers:
-    """A pool of threads. Work is done at once, in the caller's thread, when the pool has been shut.
+    """A pool of threads. Work is done at once, in the caller's thread, without any, and when the pool has been shut.
 
     Python shuts every pool as soon as the main thread ends, before any exit handler: a turn that is running then still
     has to be cleaned up.
     """
 
     def __init__(self, n_threads: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(n_threads, name)
+        self._pool = ThreadPoolExecutor(max(1, n_threads), name)  # which starts them at the first use
+        if not n_threads:
+            self._pool.shutdown()
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue work; its result or error is the future's."""

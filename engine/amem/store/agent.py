@@ -64,6 +64,10 @@ class AgentStore:
             self._database = opening.open_database(folder, label, ledger)
         self._closed = False
 
+    def keep_open(self) -> None:
+        """Tell others who want to write that they need not wait: what was borrowed for a moment stays open."""
+        self._agent_lock.note(brief=False)
+
     # -- text
 
     @property

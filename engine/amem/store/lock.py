@@ -48,13 +48,17 @@ class AgentLock:
                 os.close(descriptor)
                 raise
         self._descriptor: int | None = descriptor
+        self.note(brief=brief)
+
+    def note(self, *, brief: bool) -> None:
+        """Say in the lock's file who holds it, since now, and whether only for a moment."""
+        if self._descriptor is None:
+            return
         now = dt.datetime.now().astimezone().isoformat(timespec="seconds")
         note = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now, "brief": brief}).encode()
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, note, 0)
-        except OSError:
-            pass  # a full disk: the lock holds all the same, only its holder's name is not known
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its holder is not known
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, note, 0)
 
     def release(self) -> None:
         """Free the lock. May be called twice."""

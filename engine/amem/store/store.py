@@ -236,11 +236,15 @@ class Store:
         if agent is not None:
             yield agent
             return
+        with self.open_briefly(key) as agent:
+            yield agent
+
+    def open_briefly(self, key: str) -> AgentStore:
+        """An agent that is not open here, for a moment: others wait until it is closed again. Raises AgentLocked."""
         agent = self._attach(key, self.label(key), brief=True)
         if agent is None:
             raise AgentLocked("the agent is being deleted")
-        with agent:
-            yield agent
+        return agent
 
     def _attach(self, key: str, label: Label, *, brief: bool = False) -> AgentStore | None:
         """Open an agent's folder; None if there is none."""
