@@ -13,7 +13,7 @@ from amem_jupyter.background import PendingReply
 from amem_jupyter.cells import Cells
 from amem_jupyter.errors import Interrupted, reason
 from amem_jupyter.live import Output
-from amem_jupyter.message import body_text, expand, system_text
+from amem_jupyter.message import Replies, body_text, expand, quoted, system_text
 from amem_jupyter.parse import Arguments
 from amem_jupyter.protocol import AgentLike, EngineLike, EventStream
 from amem_jupyter.reply import CellReplies, CellReply
@@ -47,19 +47,24 @@ class Request:
     into: str | None
     how: str
     append: bool
+    cached: bool
     dry_run: bool
     background: bool
 
 
-def request_of(arguments: Arguments, body: str | None, user_ns: Mapping[str, Any], defaults: Settings,
-               how: str) -> Request:  # fmt: skip
-    """The request that a line and a body make; nothing has been asked yet, and every mistake in them is found here."""
+def request_of(arguments: Arguments, body: str | None, user_ns: Mapping[str, Any], defaults: Settings, how: str,
+               said: Replies) -> Request:  # fmt: skip
+    """The request that a line and a body make; nothing has been asked yet, and every mistake in them is found here.
+
+    `said` gives the last reply of an agent, for {{name}} and `--from`.
+    """
     text = arguments.rest if body is None else body_text(body)
     if not arguments.get("raw", False):
-        text = expand(text, user_ns)
+        text = expand(text, user_ns, said)
     if not text.strip():
         below = "write it in the lines below the first" if body is not None else "write it after the name"
         raise UsageError(f"there is no message: {below}")
+    text = "\n\n".join([*(quoted(agent, said) for agent in arguments.get("from", ())), text])
     name = arguments.get("NAME")
     system = arguments.get("system")
     given = {key: value for key, value in arguments.values.items() if key in asdict(defaults)}
@@ -71,6 +76,7 @@ def request_of(arguments: Arguments, body: str | None, user_ns: Mapping[str, Any
         into=arguments.get("into"),
         how=arguments.get("format", how),
         append=arguments.get("append", False),
+        cached=arguments.get("cached", False),
         dry_run=arguments.get("dry_run", False),
         background=arguments.get("background", False),
     )
@@ -161,5 +167,6 @@ def ask_together(engine: EngineLike, request: Request, watch: Watcher, cells: Ce
 
 def _wish(request: Request, cells: Cells) -> dict[str, Any]:
     """The settings of a request, and who makes it, as the engine takes them."""
-    place = {"cell_id": cells.cell_id, "execution": cells.execution, "append": request.append}
+    place = {"cell_id": cells.cell_id, "execution": cells.execution, "append": request.append,
+             "cached": request.cached}  # fmt: skip
     return {**asdict(request.settings), **place}

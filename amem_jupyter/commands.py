@@ -51,6 +51,13 @@ def seed(text: str) -> int | str:
         raise ValueError('a whole number or "random"') from None
 
 
+def place(text: str) -> int | str:
+    """A converter to a place in a tree: a turn's number, or a named snapshot."""
+    if not text.strip():
+        raise ValueError("a turn's number or a snapshot's name")
+    return int(text) if text.isdecimal() else text
+
+
 def variable(text: str) -> str:
     """A converter to the name of a variable."""
     if not text.isidentifier() or keyword.iskeyword(text):
@@ -130,20 +137,24 @@ ASKING = (
     Option("--format", "HOW", "show the reply as md (Markdown), text or code", choices=FORMATS),
     Option("--raw", "", "send the text untouched: {{name}} is not replaced"),
     Option("--append", "", "add a turn even if this cell has asked before"),
+    Option("--cached", "", "show the recorded reply, if this was asked at this place before; nothing is computed"),
+    Option("--from", "NAME", "put the last reply of agent NAME before the text, as a quotation; may be given again",
+           repeatable=True),
     Option("--dry-run", "", "show what would be sent, and send nothing"),
-)
+)  # fmt: skip
 
 BACKGROUND = Option("--background", "", "go on at once; the reply streams into this cell while others run")
 
 INTO = Option("--into", "VAR", "keep the reply in the variable VAR too", variable)
 
 BRACES = (
-    "{{name}} in the text is replaced by that variable, or any expression, of yours; --raw sends braces as they are."
+    "{{name}} in the text is replaced by that variable, or any expression, of yours, or else by the last reply of the "
+    "agent of that name; --raw sends braces as they are."
 )
 
 NAME = Positional("NAME", "agent")
 NAMES = Positional("NAME", "agent", many=True)
-TURN = Positional("TURN", "turn", convert=whole_number(0))
+TURN = Positional("TURN", "turn", convert=place)
 
 CELL_AGENT = Command(
     "%%agent", "send the cell's text to an agent; its reply streams into the cell", (NAME,),
@@ -179,10 +190,18 @@ SUBCOMMANDS = (
             (Option("--last", "N", "only the last N turns", whole_number(1)),)),
     Command("fork", "a new agent that starts with all of NAME's state; nothing is copied",
             (NAME, Positional("NEW", "new agent")),
-            (Option("--at", "TURN", "fork at this turn instead of where NAME stands", whole_number(0)),)),
+            (Option("--at", "TURN", "fork at this turn or named snapshot instead of where NAME stands", place),
+             Option("--keep-last", "N", "only the system text and the last N turns; they are computed again",
+                    whole_number(1)))),
     Command("rewind", "take an agent's last turn back, or its last TURNS; they stay as a branch",
-            (NAME, Positional("TURNS", "number", required=False, convert=whole_number(1)))),
-    Command("checkout", "stand an agent on another turn of its tree", (NAME, TURN)),
+            (NAME, Positional("TURNS", "number", required=False, convert=whole_number(1))),
+            (Option("--to", "TURN", "back to this turn or named snapshot", place),)),
+    Command("checkout", "stand an agent on another turn of its tree, or on a named snapshot", (NAME, TURN)),
+    Command("snapshot", "name the turn at which an agent stands; without SNAPSHOT, list those it has",
+            (NAME, Positional("SNAPSHOT", "text", required=False)),
+            (Option("--at", "TURN", "name this turn instead", whole_number(0)),
+             Option("--forget", "", "take the name away; its turn stays"))),
+    Command("why", "what an agent's last request found of its past, and why not more", (NAME,)),
     Command("evict", "take agents' K and V out of memory; they stay on disk", (NAMES,)),
     Command("restore", "bring agents' K and V from disk into memory", (NAMES,)),
     Command("prefetch", "begin to bring agents' K and V into memory, and go on at once", (NAMES,)),

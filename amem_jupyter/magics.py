@@ -192,7 +192,19 @@ class AmemMagics(Magics):
 
     def _request(self, arguments: Arguments, body: str | None) -> Request:
         defaults = Settings(self.max_tokens, self.temperature, self.top_p, None, ())
-        return request_of(arguments, body, self.shell.user_ns, defaults, self.format)
+        return request_of(arguments, body, self.shell.user_ns, defaults, self.format, self._last_reply)
+
+    def _last_reply(self, name: str) -> str | None:
+        """What an agent said where it stands, once its requests in the background are done; None if there is none."""
+        engine = self.engine()
+        if name not in engine.agents():
+            return None
+        for pending in self.session.background.running([name]):
+            pending.wait()
+        turns = engine.agent(name).turns
+        if not turns:
+            raise UsageError(f"{name} has not said anything yet")
+        return turns[-1].reply
 
     def _keep(self, request: Request, value: object) -> None:
         if request.into is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import keyword
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -17,17 +18,26 @@ def body_text(body: str) -> str:
     return body.removesuffix("\n").removesuffix("\r")
 
 
-def expand(text: str, names: Mapping[str, Any]) -> str:
+Replies = Callable[[str], str | None]  #: an agent's last reply by its name; None if there is no such agent
+
+
+def no_replies(_name: str) -> str | None:
+    """Where there are no agents."""
+    return None
+
+
+def expand(text: str, names: Mapping[str, Any], said: Replies = no_replies) -> str:
     """Replace each {{expression}} by the text of its value; braces inside a value are not looked at again.
 
-    An opening without its closing on the same line, or with nothing between, stays as it is.
+    A name that is none of `names` can be an agent's: its value is that agent's last reply. An opening without its
+    closing on the same line, or with nothing between, stays as it is.
     """
     pieces: list[str] = []
     at = 0
     while (opening := text.find("{{", at)) >= 0:
         source, end = _expression(text, opening)
         if source.strip():
-            pieces += [text[at:opening], _evaluate(source, names)]
+            pieces += [text[at:opening], _value(source, names, said)]
         else:
             pieces.append(text[at:end])
         at = end
@@ -56,17 +66,34 @@ def _compile(source: str) -> CodeType | None:
         return None
 
 
-def _evaluate(source: str, names: Mapping[str, Any]) -> str:
-    shown = f"{{{{{source}}}}}"
+def quoted(agent: str, said: Replies) -> str:
+    """An agent's last reply as a quotation."""
+    reply = said(agent)
+    if reply is None:
+        raise UsageError(f"--from {agent}: there is no agent of that name")
+    return "\n".join([f"{agent} said:", "", *(f"> {line}".rstrip() for line in reply.splitlines())])
+
+
+def _value(source: str, names: Mapping[str, Any], said: Replies) -> str:
+    """A name of `names` goes before an agent's, and that before Python's own (such as `filter`)."""
+    shown, name = f"{{{{{source}}}}}", source.strip()
+    if name.isidentifier() and name not in names and not keyword.iskeyword(name) and (reply := said(name)) is not None:
+        return reply
     code = _compile(source)
     if code is None:
+        if (reply := said(name)) is not None:
+            return reply
         raise UsageError(f"{shown} is not a Python expression (--raw sends braces as they are)")
     try:
         return str(eval(code, dict(names)))  # noqa: S307  # it is the person's own code, in their own kernel
     except NameError as error:
-        name = error.name or source.strip()
+        if (reply := said(name)) is not None:  # a name such as my-planner
+            return reply
+        name = error.name or name
         hint = nearest(name, [key for key in names if not key.startswith("_")])
-        raise UsageError(f"{shown}: you have no variable {name}{hint} (--raw sends braces as they are)") from None
+        raise UsageError(
+            f"{shown}: you have no variable or agent {name}{hint} (--raw sends braces as they are)"
+        ) from None
     except Exception as error:  # noqa: BLE001  # whatever the person's expression raises
         raise UsageError(f"{shown}: {type(error).__name__}: {error}") from None
 

@@ -51,6 +51,7 @@ class AgentLike(Protocol):
         cell_id: str | None = ...,
         execution: str | None = ...,
         append: bool = ...,
+        cached: bool = ...,
     ) -> EventStream:
         """Ask; the last event has the reply. Closing the iterator cancels, and leaves the agent as it was."""
         ...
@@ -63,16 +64,33 @@ class AgentLike(Protocol):
         """The blocks of its head."""
         ...
 
-    def rewind(self, turns: int = 1) -> object:
+    def rewind(self, turns: int = 1, *, to: int | str | None = None) -> object:
         """Take turns back."""
         ...
 
-    def fork(self, name: str, *, at: int | None = None) -> AgentLike:
-        """A new agent with its state."""
+    def fork(self, name: str, *, at: int | str | None = None, keep_last: int | None = None) -> AgentLike:
+        """A new agent with its state, or with the last turns of it."""
         ...
 
-    def checkout(self, turn: int) -> object:
+    def checkout(self, turn: int | str) -> object:
         """Stand on another turn."""
+        ...
+
+    @property
+    def snapshots(self) -> Mapping[str, int]:
+        """Names of turns."""
+        ...
+
+    def snapshot(self, name: str, *, at: int | None = None) -> int:
+        """Name a turn."""
+        ...
+
+    def forget_snapshot(self, name: str) -> object:
+        """Take a name away."""
+        ...
+
+    def why(self) -> str:
+        """What its last request found of its past."""
         ...
 
     def evict(self) -> object:

@@ -79,18 +79,38 @@ class Subcommands:
         agent, new = self._agent(arguments), arguments.get("NEW")
         if new in self._engine.agents():
             raise UsageError(f"there is an agent {new!r} already; choose another name, or delete it first")
-        variant = agent.fork(new, at=arguments.get("at"))
+        variant = agent.fork(new, at=arguments.get("at"), keep_last=arguments.get("keep_last"))
         self._changed(agent, variant)
 
     def _rewind(self, arguments: Arguments) -> None:
         agent = self._agent(arguments)
-        agent.rewind(turns=arguments.get("TURNS", 1))
+        if "TURNS" in arguments.values and "to" in arguments.values:
+            raise UsageError("rewind takes TURNS or --to TURN, not both")
+        agent.rewind(turns=arguments.get("TURNS", 1), to=arguments.get("to"))
         self._changed(agent)
 
     def _checkout(self, arguments: Arguments) -> None:
         agent = self._agent(arguments)
         agent.checkout(arguments.get("TURN"))
         self._changed(agent)
+
+    def _snapshot(self, arguments: Arguments) -> None:
+        agent, name = self._agent(arguments), arguments.get("SNAPSHOT")
+        if name is None:
+            if {"at", "forget"} & arguments.values.keys():
+                raise UsageError("no SNAPSHOT: which name?")
+            named = agent.snapshots
+            _say("\n".join(f"{key}: turn {turn}" for key, turn in named.items()) or f"{agent.name} has no snapshots")
+        elif arguments.get("forget", False):
+            agent.forget_snapshot(name)
+            _say(f"{agent.name} has no snapshot {name} any more; its turn is still there")
+        else:
+            turn = agent.snapshot(name, at=arguments.get("at"))
+            _say(f"{name}: turn {turn} of {agent.name}")
+
+    def _why(self, arguments: Arguments) -> None:
+        agent = self._agent(arguments)
+        _say(f"{agent.name}\n{agent.why()}")
 
     def _evict(self, arguments: Arguments) -> None:
         self._each(arguments, lambda agent: agent.evict())

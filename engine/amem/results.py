@@ -11,7 +11,9 @@ from typing import Any
 class Match(StrEnum):
     """What a request found of its history in the agent's stored state."""
 
-    EXACT = "EXACT"  #: all of it but the last prompt token, which is always computed
+    #: all of it, computed before at this place; but its last token, and what no boundary of reuse lies behind (less
+    #: than 64 tokens, so a shorter prompt as a whole), is computed again
+    EXACT = "EXACT"
     EXTEND = "EXTEND"  #: the whole stored history; the request goes on from its end
     DIVERGE = "DIVERGE"  #: a part; from there the request says something else
     COLD = "COLD"  #: nothing

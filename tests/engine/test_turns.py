@@ -10,6 +10,7 @@ from tests.engine.scripted import Replies
 
 LONG = "a list of many words " * 30
 CELLS = {"one": LONG, "two": "And then? " * 9, "three": LONG + "!", "four": "The end."}
+SHORT = {"one": "Hello.", "two": "And then?"}  # less than a group: there is no boundary from which to go on
 
 
 class Counters:
@@ -171,15 +172,16 @@ def test_an_agent_without_turns_has_nothing_to_name(engine):
 # -- cells -----------------------------------------------------------------------------------------------------------
 
 
-def test_run_all_unchanged_is_a_walk_through_what_is_there(open_engine, monkeypatch):
+@pytest.mark.parametrize("cells", [CELLS, SHORT], ids=["long", "short"])
+def test_run_all_unchanged_is_a_walk_through_what_is_there(open_engine, monkeypatch, cells):
     """After a restart: each cell EXACT or EXTEND, at most a group computed, equal replies, no block written."""
     engine = open_engine()
-    first = run_all(engine.agent("planner"), CELLS, 1)
+    first = run_all(engine.agent("planner"), cells, 1)
     tree = engine.agent("planner").tree()
     engine.close()
     engine = open_engine()
     counters = Counters(engine, monkeypatch)
-    again = run_all(engine.agent("planner"), CELLS, 2)
+    again = run_all(engine.agent("planner"), cells, 2)
     assert [reply.token_ids for reply in first] == [reply.token_ids for reply in again]
     assert all(reply.metrics.match in (Match.EXACT, Match.EXTEND) for reply in again)
     assert all(reply.metrics.computed_tokens <= 64 for reply in again)

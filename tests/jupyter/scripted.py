@@ -149,7 +149,7 @@ class ScriptedAgent:
         )  # fmt: skip
 
     def stream(self, message, *, max_tokens=512, temperature=0.0, top_p=1.0, seed=None, stop=(), system=None,
-               append=False, cell_id=None, execution=None):  # fmt: skip
+               append=False, cached=False, cell_id=None, execution=None):  # fmt: skip
         asked = {key: value for key, value in locals().items() if key != "self"}
         script.asked.append({"agent": self.name, **asked})
         if not message.strip():
@@ -184,20 +184,44 @@ class ScriptedAgent:
         layers = (LayerBlocks("layers 0-29, full attention, q4", 30, blocks(n, residency=state.residency)),)
         return BlockMap(self.name, "q4", n, layers, tuple(f"text of stretch {i}" for i in range((n + 255) // 256)))
 
-    def rewind(self, turns=1):
+    def rewind(self, turns=1, *, to=None):
+        if to is not None:
+            self.checkout(to)
+            return
         path = self.state.path()
         if turns > len(path):
             raise InputError(f"agent {self.name!r} has {len(path)} turns, so {turns} cannot be taken back.")
         self.state.head = self.state.turns[path[-turns]].parent
 
+    @property
+    def snapshots(self):
+        return dict(self.state.snapshots)
+
+    def snapshot(self, name, *, at=None):
+        self.state.snapshots[name] = self.state.head if at is None else at
+        return self.state.snapshots[name]
+
+    def forget_snapshot(self, name):
+        if name not in self.state.snapshots:
+            raise UnknownTurn(f"agent {self.name!r} has no snapshot {name!r}.")
+        del self.state.snapshots[name]
+
+    def why(self):
+        return "The cell of turn 3 was edited."
+
     def checkout(self, turn):
+        turn = self.state.snapshots.get(turn, turn)
         if turn not in self.state.turns:
             raise UnknownTurn(f"agent {self.name!r} has no turn {turn}.")
         self.state.head = turn
 
-    def fork(self, name, *, at=None):
+    def fork(self, name, *, at=None, keep_last=None):
         state = self.engine.states[name] = AgentState()
         state.turns = dict(self.state.turns)
+        if keep_last is not None:
+            first, *_ = kept = self.state.path()[-keep_last:]
+            state.turns = {turn: self.state.turns[turn] for turn in kept}
+            state.turns[first] = replace(state.turns[first], parent=None)
         state.head = self.state.head if at is None else at
         state.residency = self.state.residency
         return ScriptedAgent(self.engine, name)
@@ -228,6 +252,7 @@ class AgentState:
 
     def __init__(self):
         self.turns = {}
+        self.snapshots = {}
         self.head = None
         self.residency = Residency.EMPTY
         self.pinned = False

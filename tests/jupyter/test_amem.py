@@ -44,6 +44,40 @@ def test_agents_are_listed(notebook, planner):
     assert notebook.text == "critic\nplanner"
 
 
+def test_snapshots_are_named_listed_gone_back_to_and_forgotten(notebook, planner):
+    """And a turn's number works wherever a name does."""
+    notebook.run("%amem snapshot planner")
+    assert "planner has no snapshots" in notebook.text
+    notebook.run("%amem snapshot planner end")
+    second = planner.turns[-1].id
+    assert f"end: turn {second} of planner" in notebook.text
+    notebook.run(f"%amem snapshot planner start --at {planner.turns[0].id}")
+    notebook.run("%amem snapshot planner")
+    assert f"end: turn {second}\nstart: turn {planner.turns[0].id}" in notebook.text
+    notebook.run("%amem rewind planner --to start")
+    assert 1 == len(planner.turns)
+    notebook.run("%amem checkout planner end")
+    assert 2 == len(planner.turns)
+    notebook.run("%amem snapshot planner end --forget")
+    assert {"start"} == planner.snapshots.keys()
+    assert "no snapshot 'end'" in notebook.fails("%amem snapshot planner end --forget")
+    assert "which name" in notebook.fails("%amem snapshot planner --forget")
+    assert "not both" in notebook.fails("%amem rewind planner 1 --to start")
+
+
+def test_a_fork_may_keep_the_last_turns_alone(notebook, planner):
+    """The way on when the context is full."""
+    notebook.run("%amem fork planner short --keep-last 1")
+    assert [planner.turns[-1].prompt] == [turn.prompt for turn in notebook.engine.agent("short").turns]
+
+
+def test_why_tells_what_the_last_request_found(notebook, planner):
+    """In the engine's words."""
+    notebook.run("%amem why planner")
+    assert notebook.text == "planner\nThe cell of turn 3 was edited."
+    assert "no agent 'plannre'" in notebook.fails("%amem why plannre")
+
+
 def test_fork_rewind_and_checkout_move_heads(notebook, planner):
     """And say where the agents are now."""
     first, second = [turn.id for turn in planner.turns]

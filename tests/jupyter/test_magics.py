@@ -73,6 +73,48 @@ def test_an_earlier_reply_can_be_quoted(notebook, script):
     assert script.asked[1]["message"] == "Judge: Step one."
 
 
+def test_an_agents_last_reply_can_be_anchored(notebook, script):
+    """By its name in braces, or quoted before the text; a variable of that name goes first."""
+    script.enqueue("Step one.\nStep two.")
+    notebook.run("%%agent planner\nPlan.")
+    notebook.run("%%agent critic\nJudge: {{planner}}")
+    notebook.run("%%agent critic --from planner --from critic\nWhich?")
+    notebook.run("planner = 'mine'")
+    notebook.run("%agent critic {{planner}}")
+    assert [asked["message"] for asked in script.asked[1:]] == [
+        "Judge: Step one.\nStep two.",
+        "planner said:\n\n> Step one.\n> Step two.\n\ncritic said:\n\n> You said: Judge: Step one.\n> Step two.\n\nWhich?",
+        "mine",
+    ]
+
+
+def test_an_anchor_waits_for_a_reply_in_the_background(notebook, script):
+    """It is the last reply that is meant."""
+    script.enqueue("Step ", "one.", delay_s=0.1)
+    notebook.run("%%agent planner --background\nPlan.")
+    notebook.run("%%agent critic\nJudge: {{planner}}")
+    assert script.asked[1]["message"] == "Judge: Step one."
+
+
+def test_an_agent_without_replies_cannot_be_anchored(notebook, script):
+    """It says so, and nothing is sent; neither is anything to an agent that is not there."""
+    notebook.run("%amem load")
+    notebook.engine.agent("planner")
+    assert "planner has not said anything yet" in notebook.fails("%%agent critic\nJudge: {{planner}}")
+    assert "there is no agent of that name" in notebook.fails("%%agent critic --from nobody\nJudge.")
+    assert "no variable or agent nobody" in notebook.fails("%%agent critic\nJudge: {{nobody}}")
+    assert [] == script.asked
+    assert ["planner"] == notebook.engine.agents()
+
+
+def test_a_recorded_reply_can_be_asked_for(notebook, script):
+    """--cached goes to the engine."""
+    notebook.run("%%agent planner --cached\nHi")
+    notebook.run("%%agent planner\nHi")
+    notebook.run("%%agents planner critic --cached\nHi")
+    assert [asked["cached"] for asked in script.asked] == [True, False, True, True]
+
+
 def test_options_reach_the_engine(notebook, script):
     """All of them, under the engine's names."""
     notebook.run(
@@ -181,7 +223,7 @@ REFUSED = [
     ("%agent planner", "there is no message: write it after the name"),
     ("%%agent planner --max-tokens 0\nHi", "--max-tokens must be a whole number of at least 1"),
     ("%%agent planner --max-tokns 5\nHi", "did you mean --max-tokens?"),
-    ("%%agent planner\n{{nobody}}", "you have no variable nobody"),
+    ("%%agent planner\n{{nobody}}", "you have no variable or agent nobody"),
     ("%%agent planner --system @nowhere.txt\nHi", "No such file"),
     ("%amem frob", "%amem has no command 'frob'"),
     ("%amem map planer", "no agent 'planer' in this space; did you mean planner?"),

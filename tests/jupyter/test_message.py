@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 
-from amem_jupyter.message import body_text, expand, system_text
+from amem_jupyter.message import body_text, expand, quoted, system_text
 
 NAMES = {"topic": "cats", "n": 3, "d": {"k": {"a": "deep"}}, "tricky": "{{topic}}", "items": ["x", "y"]}
 
@@ -39,8 +39,8 @@ def test_braces(text, expected):
 
 
 REFUSED = [
-    ("{{topik}}", "you have no variable topik; did you mean topic?"),
-    ("{{nothing_like_it}}", "you have no variable nothing_like_it (--raw"),
+    ("{{topik}}", "you have no variable or agent topik; did you mean topic?"),
+    ("{{nothing_like_it}}", "you have no variable or agent nothing_like_it (--raw"),
     ("{{#each x}}", "is not a Python expression (--raw"),
     ("{{n / 0}}", "ZeroDivisionError: division by zero"),
     ("{{d['z']}}", "KeyError: 'z'"),
@@ -53,6 +53,43 @@ def test_braces_that_have_no_value_are_refused(text, says):
     with pytest.raises(UsageError) as refused:
         expand(text, NAMES)
     assert says in str(refused.value)
+
+
+SAID = {
+    "planner": "Step one.\n\nStep two.",
+    "my-planner": "Mine.",
+    "a b": "Spaced.",
+    "filter": "Filtered.",
+    "topic": "No.",
+}
+
+ANCHORED = [
+    ("Judge: {{planner}}", "Judge: Step one.\n\nStep two."),
+    ("{{ my-planner }} {{a b}}", "Mine. Spaced."),
+    ("{{filter}}", "Filtered."),
+    ("{{topic}}", "cats"),
+    ("{{n - 1}}", "2"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), ANCHORED)
+def test_a_name_that_is_no_variable_can_be_an_agent(text, expected):
+    """Its value is what that agent said last; a variable of yours goes first, a name of Python's own does not."""
+    assert expected == expand(text, NAMES, SAID.get)
+
+
+def test_agents_are_asked_for_only_where_a_name_is_left():
+    """Neither variables nor expressions of them look at the engine."""
+    asked = []
+    expand("{{topic}} {{n + 1}} {{', '.join(items)}} {{None}} {{{'a': 1}['a']}}", NAMES, asked.append)
+    assert [] == asked
+
+
+def test_a_reply_is_quoted_line_by_line():
+    """With the name of who said it."""
+    assert "planner said:\n\n> Step one.\n>\n> Step two." == quoted("planner", SAID.get)
+    with pytest.raises(UsageError, match="--from nobody: there is no agent"):
+        quoted("nobody", SAID.get)
 
 
 @given(st.text().filter(lambda text: "{{" not in text))
