@@ -233,7 +233,7 @@ def test_another_codecs_state_is_not_used_but_its_tokens_are(open_engine):
 
 def test_the_budget_holds_and_the_least_recently_used_goes_first(open_engine):
     """With room for a few agents, many are served; the peak never passes the budget."""
-    engine = open_engine(memory="1MB")
+    engine = open_engine(memory="1MB", prefetch=False)
     names = [f"agent {i}" for i in range(8)]
     for name in [*names, *names]:
         engine.agent(name).ask(LONG, max_tokens=4)
