@@ -109,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--geometry", action="append", metavar="NAME", help="a well-known model's; may be repeated")
     capacity.add_argument("--memory", default="10.2GiB", metavar="SIZE", help="default: %(default)s, the paper's")
     capacity.add_argument("--context", type=int, nargs="+", metavar="TOKENS", help="of each agent (default: 4K to 32K)")
+    capacity.add_argument(
+        "--codec", nargs="+", metavar="NAME", help="forms of K and V (default: q4, the paper's q4-affine, fp16)"
+    )
     return parser
 
 
@@ -307,17 +310,21 @@ def _kernel_install(options: argparse.Namespace) -> int:
 
 
 def _capacity(options: argparse.Namespace) -> int:
-    from amem.model.capacity import CONTEXTS, capacity_table, format_table
+    from amem.model.capacity import CONTEXTS, TABLE_CODECS, capacity_table, format_table
     from amem.model.geometry import PAPER_GEOMETRIES, geometry
+    from amem.model.spec import check_codec
 
     memory = parse_size(options.memory)
     if options.context and min(options.context) < 1:
         raise InputError("a context has at least one token.")
+    for codec in options.codec or ():
+        check_codec(codec)
     if options.model:
         specs = {options.model: _spec(options.model)}
     else:
         specs = {name: geometry(name) for name in options.geometry or PAPER_GEOMETRIES}
-    rows = capacity_table(specs, memory_bytes=memory, contexts=options.context or CONTEXTS)
+    contexts, codecs = options.context or CONTEXTS, options.codec or TABLE_CODECS
+    rows = capacity_table(specs, memory_bytes=memory, contexts=contexts, codecs=codecs)
     _write(options, [row.to_dict() for row in rows], format_table(rows))
     return 0
 

@@ -51,7 +51,7 @@ class Engine:
         memory: the most that hot K/V may take, in bytes or like "2GB". Default: ``$AMEM_MEMORY``, else a quarter of
             the RAM.
         disk: the most that the store may take. Default: 10 GB.
-        codec: how K and V are stored: "auto", "q4", "q4-affine" or "fp16".
+        codec: how K and V are stored: "auto", "q4", "q4-affine", "q3", "q2", "q8" or "fp16".
         attention: "auto" or "reference".
         prefill_chunk: tokens of one prefill step, a multiple of 64. Default: by device.
         max_batch: the most requests that run at once.
@@ -622,13 +622,14 @@ class Engine:
         ------
             InputError: a context is not at least one token.
         """
-        from amem.model.capacity import CONTEXTS, capacity_table
+        from amem.model.capacity import CONTEXTS, TABLE_CODECS, capacity_table
 
         if contexts and min(contexts) < 1:
             raise InputError("a context has at least one token.")
         parts = self._parts
         specs = {parts.model_name: parts.layout.spec}
-        return capacity_table(specs, memory_bytes=parts.pool.total, contexts=contexts or CONTEXTS)
+        codecs = dict.fromkeys((*TABLE_CODECS, parts.realm.codec))
+        return capacity_table(specs, memory_bytes=parts.pool.total, contexts=contexts or CONTEXTS, codecs=codecs)
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
         """Check every stored byte of every agent against its checksum; ``repair`` mends what can be mended."""

@@ -17,7 +17,7 @@ from amem.model import blas
 from amem.model.bundled import cache_folder
 from amem.model.load import load
 from amem.model.prompt import Prompter
-from amem.model.spec import CODECS
+from amem.model.spec import check_codec
 from amem.parts import EngineParts
 from amem.run.checked import checked_spec
 from amem.run.pace import PrefillRate
@@ -70,8 +70,8 @@ def open_parts(
     ------
         InputError, ModelError, StoreError: see `amem.Engine`.
     """
-    if codec not in ("auto", *CODECS):
-        raise InputError(f"unknown codec {codec!r}: choose one of auto, {', '.join(CODECS)}.")
+    if codec != "auto":
+        check_codec(codec)
     if attention not in ("auto", "reference"):
         raise InputError(f"unknown attention {attention!r}: choose auto or reference.")
     loaded = load(name, progress=progress)

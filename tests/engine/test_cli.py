@@ -146,6 +146,11 @@ def test_capacity_counts_geometries_without_a_model(capsys, no_model):
     assert ("gemma-3-12b", "q4", 40, 12) == tuple(rows[0][key] for key in ("model", "codec", "agents", "paper_agents"))
     assert 0 == main(["capacity", "--memory", "10.2GiB"])
     assert 2 + 3 * 4 * 3 == len(capsys.readouterr().out.splitlines())
+    rows = told(capsys, "capacity", "--geometry", "llama-3.1-8b", "--context", "4096", "--codec", "q8", "q3", "q2")
+    assert ["q8", "q3", "q2"] == [row["codec"] for row in rows]
+    assert [0.53, 0.22, 0.16] == [round(row["paper_agent_nbytes"] / (4096 * 32 * 8 * 256 * 2), 2) for row in rows]
+    assert 1 == main(["capacity", "--codec", "q5"])
+    assert "choose one of auto, q4" in capsys.readouterr().err
 
 
 def test_capacity_of_a_model_is_asked_of_the_model(tiny_model_path, capsys):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from amem import AgentLocked, InputError, Match, Residency, UnknownTurn
+from amem.model.spec import CODECS
 
 LONG = "a list of many words " * 30
-CODECS = ["q4", "q4-affine", "fp16"]
 
 
 def talk(agent, messages, **options):

@@ -5,12 +5,15 @@ import numpy as np
 GROUP = 64
 
 
-def unpack(codes, scales, biases, bits=4):
-    """Affine codes along the last axis, the first value in the lowest bits."""
-    per_word = 32 // bits
-    shifts = np.arange(per_word, dtype=np.uint32) * bits
-    values = (codes[..., None] >> shifts) & (2**bits - 1)
-    values = values.reshape(*codes.shape[:-1], codes.shape[-1] * per_word).astype(np.float64)
+BITS = {"q2": 2, "q3": 3, "q4": 4, "q4-affine": 4, "q8": 8}
+CHANNEL = ("q2", "q3", "q4", "q8")  # keys per channel, values rotated, the first four tokens exact
+
+
+def unpack(codes, scales, biases, bits):
+    """Affine codes along the last axis: one stream of bits, the lowest first, that does not end at words."""
+    stream = np.unpackbits(np.ascontiguousarray(codes).view(np.uint8), axis=-1, bitorder="little")
+    values = stream.reshape(*codes.shape[:-1], -1, bits) @ (1 << np.arange(bits))
+    values = values.astype(np.float64)
     size = values.shape[-1] // scales.shape[-1]
     return values * np.repeat(scales.astype(np.float64), size, -1) + np.repeat(biases.astype(np.float64), size, -1)
 
@@ -28,13 +31,13 @@ def stored_form(codec, k, v, parts):
     if codec in ("fp16", "exact"):
         k_seen, v_seen = (parts[name].astype(np.float64) for name in "kv")
     else:
-        k_seen = unpack(*(parts[f"k.{name}"] for name in ("codes", "scales", "biases")))
-        v_seen = unpack(*(parts[f"v.{name}"] for name in ("codes", "scales", "biases")))
-    if codec == "q4":
+        k_seen = unpack(*(parts[f"k.{name}"] for name in ("codes", "scales", "biases")), BITS[codec])
+        v_seen = unpack(*(parts[f"v.{name}"] for name in ("codes", "scales", "biases")), BITS[codec])
+    if codec in CHANNEL:
         k_seen = k_seen.swapaxes(-1, -2)
         v_seen = v_seen @ hadamard(v.shape[-1])
     k_seen, v_seen = (x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[-1]) for x in (k_seen, v_seen))
-    if codec == "q4":
+    if codec in CHANNEL:
         k_seen[:, :4], v_seen[:, :4] = k[:, :4], v[:, :4]
     return k_seen, v_seen
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amem.model.spec import CODECS
 from tests.kv import reference, states
 
 SHAPES = {
@@ -37,7 +38,7 @@ def chunkings(draw, most=230):
 @settings(deadline=None, max_examples=60)
 @given(
     shape=st.sampled_from(sorted(SHAPES)),
-    codec=st.sampled_from(["q4", "q4-affine", "fp16", "exact"]),
+    codec=st.sampled_from([*CODECS, "exact"]),
     lengths=chunkings(),
     window=st.sampled_from([None, None, 40, 96, 128]),
     with_sinks=st.booleans(),
@@ -67,7 +68,7 @@ def test_every_shape_codec_window_and_chunking_agrees_with_float64(shape, codec,
     np.testing.assert_allclose(got, wanted, atol=3e-4, rtol=3e-3)
 
 
-@pytest.mark.parametrize("codec", ["q4", "q4-affine", "fp16"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_16_bit_compute_gives_the_queries_dtype_and_close_values(codec):
     """A float16 model's queries come back as float16, near what float32 gives."""
     layer = states.layer()

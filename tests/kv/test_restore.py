@@ -12,6 +12,7 @@ from amem.kv.memory import unfilled, view_of
 from amem.kv.pool import Pool
 from amem.kv.restore import RestoreBuffers
 from amem.kv.sequence import SequenceState, StateLayout
+from amem.model import spec
 from tests.kv import states
 from tests.kv.test_sequence import CODECS, LAYERS, exported, feed_and_export, many, same_outputs
 
@@ -51,7 +52,7 @@ def address(array):
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False).ctypes.data
 
 
-@pytest.mark.parametrize("codec", ["q4", "q4-affine", "fp16"])
+@pytest.mark.parametrize("codec", spec.CODECS)
 def test_attention_reads_the_very_memory_that_blocks_are_read_into(codec):
     """No byte is copied between a file's read and attention: the arrays of the runs are the buffers."""
     sequence, blocks = closed(600, codec)

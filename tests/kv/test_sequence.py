@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from amem.errors import MemoryBudgetError
 from amem.kv.pool import Pool
 from amem.kv.sequence import SequenceState
+from amem.model import spec
 from amem.model.capacity import capacity
 from tests.kv import states
 from tests.kv.test_attention import chunkings
 
 LAYERS = [states.layer(0), states.layer(1, window=96), states.layer(2), states.layer(3, heads=1, k_dim=96, v_dim=32)]
-CODECS = st.sampled_from(["q4", "q4-affine", "fp16"])
+CODECS = st.sampled_from(spec.CODECS)
 
 
 def many(n_tokens, seed=0):

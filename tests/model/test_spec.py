@@ -265,6 +265,8 @@ def test_group_bytes_by_hand():
     """3 layers of 3 heads: 64 * 128 codes of half a byte, 64 scales for K and 64 for V with a bias each, 2 bytes."""
     assert group_nbytes("q4", GROUP, "float32") == 3 * 3 * (4096 + (64 + 64) * 4)
     assert group_nbytes("q4-affine", GROUP, "float32") == 3 * 3 * (4096 + (64 + 64) * 4)
+    for codec, bits in (("q2", 2), ("q3", 3), ("q8", 8)):
+        assert group_nbytes(codec, GROUP, "float32") == 3 * 3 * (64 * 128 * bits // 8 + (64 + 64) * 4)
     assert group_nbytes("fp16", GROUP, "float32") == 3 * 3 * 64 * 128 * 2
     assert group_nbytes("exact", GROUP, "float32") == 3 * 3 * 64 * 128 * 4
     assert group_nbytes("exact", GROUP, "bfloat16") == 3 * 3 * 64 * 128 * 2
@@ -297,7 +299,7 @@ def test_q4_is_four_and_a_half_bits_a_value():
 
 def test_an_unknown_codec_is_an_input_error():
     """With those that there are."""
-    with pytest.raises(InputError, match="q4, q4-affine, fp16"):
+    with pytest.raises(InputError, match="q4, q4-affine, q3, q2, q8, fp16"):
         group_nbytes("q7", GROUP, "float32")
 
 

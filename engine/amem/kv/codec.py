@@ -12,8 +12,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from amem.errors import InputError
-from amem.model.spec import CODECS, can_rotate, packing_group
+from amem.model.spec import CHANNEL_BITS, can_rotate, packing_group, unknown_codec
 
 GROUP = 64
 Parts = Mapping[str, mx.array]
@@ -145,10 +144,10 @@ class ChannelCodec:
 
     n_exact = 4
 
-    def __init__(self, name: str, k_bits: int, v_bits: int, scale_dtype: mx.Dtype = mx.float16) -> None:
+    def __init__(self, name: str, bits: int, scale_dtype: mx.Dtype = mx.float16) -> None:
         self.name = name
-        self._k = _Packed("k", k_bits, scale_dtype)
-        self._v = _Packed("v", v_bits, scale_dtype)
+        self._k = _Packed("k", bits, scale_dtype)
+        self._v = _Packed("v", bits, scale_dtype)
 
     def part_shapes(self, shape: Shape) -> dict[str, tuple[tuple[int, ...], mx.Dtype]]:
         heads = shape.n_kv_heads
@@ -254,12 +253,12 @@ def make_codec(name: str, *, compute_dtype: mx.Dtype = mx.float32, scale_dtype: 
     ------
         InputError: there is no such codec.
     """
-    if name == "q4":
-        return ChannelCodec("q4", 4, 4, scale_dtype)
+    if name in CHANNEL_BITS:
+        return ChannelCodec(name, CHANNEL_BITS[name], scale_dtype)
     if name == "q4-affine":
         return TokenCodec("q4-affine", 4, scale_dtype)
     if name == "fp16":
         return PlainCodec("fp16", mx.float16)
     if name == "exact":
         return PlainCodec("exact", compute_dtype)
-    raise InputError(f"unknown codec {name!r}: choose one of auto, {', '.join(CODECS)}.")
+    raise unknown_codec(name)

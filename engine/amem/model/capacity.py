@@ -9,7 +9,7 @@ from typing import Any
 from amem.errors import InputError
 from amem.model.spec import (
     BLOCK_TOKENS,
-    CODECS,
+    CHANNEL_BITS,
     GROUP_TOKENS,
     LayerGroup,
     ModelCacheSpec,
@@ -19,6 +19,7 @@ from amem.model.spec import (
 from amem.sizes import format_size
 
 CONTEXTS = (4096, 8192, 16384, 32768)
+TABLE_CODECS = ("q4", "q4-affine", "fp16")  #: of the table, unless others are asked for
 
 #: What the paper's Q4 takes of FP16 (arXiv 2603.04428, section 3): 4.5 bits of 16, rounded as there.
 PAPER_Q4_RATIO = 0.281
@@ -118,9 +119,14 @@ def _blocks_touched(group: LayerGroup, context: int) -> int:
 
 
 def paper_nbytes(spec: ModelCacheSpec, *, context: int, codec: str) -> int:
-    """One agent's bytes as the paper counts them: every layer at full length, Q4 at 0.281 of FP16, nothing else."""
+    """One agent's bytes as the paper counts them: every layer at full length, Q4 at 0.281 of FP16, nothing else.
+
+    Codecs that it does not have are counted in the same way: half a bit of scale and bias beside each value's code.
+    """
     fp16 = sum(group.exact_nbytes(context, "float16") for group in spec.groups)
-    return int(fp16 * PAPER_Q4_RATIO) if codec.startswith("q4") else fp16
+    if codec.startswith("q4"):
+        return int(fp16 * PAPER_Q4_RATIO)
+    return int(fp16 * (CHANNEL_BITS[codec] + 0.5) / 16) if codec in CHANNEL_BITS else fp16
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ def capacity_table(
     *,
     memory_bytes: int,
     contexts: Iterable[int] = CONTEXTS,
-    codecs: Iterable[str] = CODECS,
+    codecs: Iterable[str] = TABLE_CODECS,
 ) -> tuple[CapacityRow, ...]:
     """A row for each model, context and codec, in the order given."""
     contexts, codecs = tuple(contexts), tuple(codecs)

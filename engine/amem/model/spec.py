@@ -11,7 +11,9 @@ from amem.errors import InputError
 
 GROUP_TOKENS = 64  #: tokens that are quantized together
 BLOCK_TOKENS = 256  #: tokens of a sealed block
-CODECS = ("q4", "q4-affine", "fp16")
+#: bits of a value in the codecs that keep keys per channel and values rotated, the finest first
+CHANNEL_BITS = {"q8": 8, "q4": 4, "q3": 3, "q2": 2}
+CODECS = ("q4", "q4-affine", "q3", "q2", "q8", "fp16")
 DTYPE_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 _SCALE_AND_BIAS = 4  #: bytes: 16 bits each
@@ -94,12 +96,30 @@ class LayerGroup:
         return n_tokens * values * DTYPE_NBYTES[dtype]
 
 
+def check_codec(name: str) -> None:
+    """Refuse a codec that an engine cannot have.
+
+    Raises
+    ------
+    InputError
+        There is no such codec.
+    """
+    if name not in CODECS:
+        raise unknown_codec(name)
+
+
+def unknown_codec(name: str) -> InputError:
+    """The error that names the codecs there are."""
+    return InputError(f"unknown codec {name!r}: choose one of auto, {', '.join(CODECS)}.")
+
+
 def group_nbytes(codec: str, group: LayerGroup, dtype: str) -> int:
     """Bytes of one sealed group of 64 tokens in all layers of ``group``.
 
     ``q4`` keeps 4-bit codes with a scale and a bias (16 bits each) per key channel and 64 tokens, and per value token
-    and `LayerGroup.value_group`; ``q4-affine`` per token along the head dim for both (the paper's form); ``fp16`` plain
-    16-bit numbers; ``exact`` numbers of the model's own ``dtype``.
+    and `LayerGroup.value_group`, and ``q8``, ``q3`` and ``q2`` do the same with other bits; ``q4-affine`` per token
+    along the head dim for both (the paper's form); ``fp16`` plain 16-bit numbers; ``exact`` numbers of the model's own
+    ``dtype``.
 
     Raises
     ------
@@ -110,19 +130,21 @@ def group_nbytes(codec: str, group: LayerGroup, dtype: str) -> int:
         return group.exact_nbytes(GROUP_TOKENS, "float16")
     if codec == "exact":
         return group.exact_nbytes(GROUP_TOKENS, dtype)
-    if codec == "q4":
+    if codec in CHANNEL_BITS:
+        bits = CHANNEL_BITS[codec]
         scales = group.k_dim + GROUP_TOKENS * group.v_dim // group.value_group
     elif codec == "q4-affine":
+        bits = 4
         scales = GROUP_TOKENS * (group.k_dim // group.key_group + group.v_dim // group.value_group)
     else:
-        raise InputError(f"unknown codec {codec!r}: choose one of {', '.join(CODECS)}.")
-    codes = GROUP_TOKENS * (group.k_dim + group.v_dim) // 2
+        raise unknown_codec(codec)
+    codes = GROUP_TOKENS * (group.k_dim + group.v_dim) * bits // 8
     return len(group.layers) * group.n_kv_heads * (codes + scales * _SCALE_AND_BIAS)
 
 
 def exact_first_tokens(codec: str) -> int:
     """Tokens at the very start of a sequence that a codec keeps exactly for good."""
-    return 4 if codec == "q4" else 0
+    return 4 if codec in CHANNEL_BITS else 0
 
 
 @dataclass(frozen=True)
