@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -423,7 +423,7 @@ async def queued_request(queued: Future[Request]) -> Request:
         raise
 
 
-async def events_of(request: Request) -> AsyncIterator[Event]:
+async def events_of(request: Request) -> AsyncGenerator[Event, None]:
     """A request's events; whoever stops taking them before the last cancels it. No thread waits meanwhile.
 
     Raises

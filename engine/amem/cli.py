@@ -101,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     kernel.add_argument("--name", default="amem", help="of the kernel (default: %(default)s)")
     kernel.add_argument("--display-name", default="amem (agents)", metavar="TEXT", help="on the launcher's tile")
 
+    _add_serving(
+        command("serve", _serve, "serve agents over HTTP, to clients of OpenAI and of Anthropic", stored, loaded)
+    )
+
     capacity = command("capacity", _capacity, "tell how many agents a memory holds", common)
     which = capacity.add_mutually_exclusive_group()
     which.add_argument(
@@ -113,6 +117,29 @@ def _parser() -> argparse.ArgumentParser:
         "--codec", nargs="+", metavar="NAME", help="forms of K and V (default: q4, the paper's q4-affine, fp16)"
     )
     return parser
+
+
+def _add_serving(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; any other needs an API key")
+    serve.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes a free one")
+    serve.add_argument(
+        "--api-key",
+        action="append",
+        metavar="[NAME:]KEY",
+        help="a key that requests must bring; each further one needs a name, and has agents of its own "
+        "(default: $AMEM_API_KEY, which a list of processes does not show)",
+    )
+    serve.add_argument("--memory", metavar="SIZE", help="the most that K and V may take in memory, e.g. 2GB")
+    serve.add_argument("--max-requests", type=int, metavar="N", help="that run or wait at once (default: 64)")
+    serve.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="the most that one request takes (default: 600)"
+    )
+    serve.add_argument(
+        "--session-ttl",
+        type=float,
+        metavar="SECONDS",
+        help="after which an idle session without a name is deleted (default: a day)",
+    )
 
 
 def _seed(text: str) -> int | Literal["random"]:
@@ -161,6 +188,27 @@ def _ask(options: argparse.Namespace) -> int:
     for note in reply.metrics.notes:
         _progress(note)
     _write(options, reply.to_dict(), "")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        from amem.serve import Keys, Limits, Server
+        from amem.serve.server import check_address
+    except ImportError as error:
+        raise InputError(f"serving needs more packages ({error.name}): pip install 'amem[serve]'.") from error
+    from amem import Engine
+
+    given = {"requests": options.max_requests, "timeout_s": options.timeout, "idle_s": options.session_ttl}
+    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    keys = Keys.parse(options.api_key or os.environ.get("AMEM_API_KEY", "").split())
+    check_address(options.host, options.port, keys)  # a model takes seconds to load: say so before
+    space = options.space or DEFAULT_SPACE
+    with Engine(options.model, options.store, space=space, memory=options.memory, progress=_progress) as engine:
+        server = Server(engine, options.host, options.port, keys=keys, limits=limits)
+        _write(options, {"url": server.url}, f"serving {engine.status().model} on {server.url}/v1")
+        sys.stdout.flush()
+        server.run()
     return 0
 
 

@@ -25,12 +25,13 @@ from amem.sizes import parse_size
 
 if TYPE_CHECKING:
     from amem.model.capacity import CapacityRow
-    from amem.model.said import Said
+    from amem.model.said import ReplyMarks, Said
     from amem.opening import Opened
     from amem.parts import EngineParts
     from amem.run.request import Request
     from amem.session import AgentSession
     from amem.store import AgentEntry, VerifyReport
+    from amem.store.records import TurnRecord
     from amem.turn import Caller
     from amem.wish import Wish
 
@@ -298,6 +299,11 @@ class Engine:
 
     # -- spaces --------------------------------------------------------------------------------------------------
 
+    @property
+    def space(self) -> str:
+        """The space whose agents these are."""
+        return self._space
+
     def in_space(self, space: str) -> Engine:
         """The same engine, for the agents of another space: one model, memory, store and thread, closed together."""
         view = copy.copy(self)
@@ -307,6 +313,24 @@ class Engine:
     def spaces(self) -> list[str]:
         """Names of all spaces of the store that have agents, the most recently used first."""
         return self._owner.call(lambda: list(dict.fromkeys(entry.space for entry in self._parts.store.agents())))
+
+    def entries(self) -> list[AgentEntry]:
+        """The space's agents as the store lists them, the most recently used first."""
+        return self._owner.call(lambda: self._parts.store.agents(self._space))
+
+    def transcript(self, entry: AgentEntry) -> dict[int, TurnRecord]:
+        """All turns of all branches of a listed agent, read without keeping or using it.
+
+        Raises
+        ------
+            AgentLocked: another engine or process is writing to it.
+        """
+
+        def read() -> dict[int, TurnRecord]:
+            with self._parts.store.borrow(entry.key) as agent:
+                return agent.turns()
+
+        return self._owner.call(read)
 
     def cell_ids(self, space: str) -> frozenset[str]:
         """Ids of all notebook cells that made turns of a space's agents.
@@ -497,7 +521,8 @@ class Engine:
         if not text:
             raise InputError("the text is empty: there is nothing to continue.")
         settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
-        return self._queue(name, TextWish(text), settings, seed, Caller(), check_logprobs(logprobs))
+        n_logprobs = check_logprobs(logprobs)
+        return self._queue(name, TextWish(text), settings, seed, Caller(), n_logprobs, continues=True)
 
     def _queue(
         self,
@@ -509,6 +534,7 @@ class Engine:
         n_logprobs: int | None = None,
         *,
         cached: bool = False,
+        continues: bool = False,
     ) -> Future[Request]:
         """The request, as soon as the owner thread is between two steps."""
         from amem.run.request import Request
@@ -528,7 +554,7 @@ class Engine:
             request = Request(
                 work=TurnWork(session, wish, settings | {"seed": number}, caller, cached=cached),
                 sample=sampler if n_logprobs is None else Scored(sampler, n_logprobs, parts.prompter.decode, logprobs),
-                text=parts.prompter.reply_text(settings["stop"]),
+                text=parts.prompter.reply_text(settings["stop"], continues=continues),
                 max_tokens=settings["max_tokens"],
                 eos_token_ids=parts.eos_token_ids,
                 group=session,
@@ -548,9 +574,9 @@ class Engine:
         """A reply's thought, content and tool calls, by the model's own marks. Any thread may ask."""
         return self._parts.prompter.said(reply)
 
-    def takes_tools(self) -> bool:
-        """Whether the model's chat template has a place for descriptions of tools."""
-        return self._owner.call(self._parts.prompter.takes_tools)
+    def reply_marks(self) -> ReplyMarks:
+        """How the model marks the parts of a reply, and whether its chat template takes descriptions of tools."""
+        return self._owner.call(self._parts.prompter.reply_marks)
 
     # -- the whole -----------------------------------------------------------------------------------------------
 

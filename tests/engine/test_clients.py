@@ -110,6 +110,7 @@ def test_a_text_is_continued_without_the_chat_template(engine):
     assert text.startswith(LONG)
     assert "<|im_start|>" not in text[: len(LONG)]
     assert LONG == agent.turns[0].prompt
+    assert text.removesuffix("<|im_end|>") == LONG + reply.text
     assert reply.metrics.prompt_tokens + len(reply.token_ids) == len(ids)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from amem.errors import InputError
 from amem.model.messages import Message, Tools, plain_messages
 from amem.model.reply import ReplyText
-from amem.model.said import Said, read_reply
+from amem.model.said import ReplyMarks, Said, read_reply
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -109,13 +109,23 @@ class Prompter:
         ids = [int(id_) for id_ in self._tokenizer.encode(text, verbose=False)]  # too long a text is refused by us
         return ids[:-1] if ids and ids[-1] in self._eos_token_ids else ids
 
-    def takes_tools(self) -> bool:
-        """Whether the chat template shows descriptions of tools to the model."""
+    def reply_marks(self) -> ReplyMarks:
+        """How this model marks the parts of a reply, by its tokenizer and its chat template."""
+        question = [{"role": "user", "content": "?"}]
         tool = {"type": "function", "function": {"name": _sentinel(""), "description": "", "parameters": {}}}
+        start, end = self._tokenizer.think_start or "<think>", self._tokenizer.think_end or "</think>"
         try:
-            return _sentinel("") in self.render([{"role": "user", "content": "?"}], [tool])
+            takes_tools = _sentinel("") in self.render(question, [tool])
         except InputError:
-            return False
+            takes_tools = False
+        parsed = getattr(self._tokenizer, "tool_parser", None) is not None
+        return ReplyMarks(
+            think_start=start,
+            think_end=end,
+            opens_thought=self.render(question).rstrip().endswith(start),
+            call_start=(self._tokenizer.tool_call_start or None) if parsed else None,
+            takes_tools=takes_tools,
+        )
 
     def said(self, reply: str) -> Said:
         """A reply's parts: its thought, its content and its tool calls, by the model's own marks."""
@@ -135,15 +145,15 @@ class Prompter:
         """Text of tokens, special ones included."""
         return str(self._tokenizer.decode(list(token_ids)))
 
-    def reply_text(self, stops: Sequence[str] = ()) -> ReplyText:
-        """Where a new reply's tokens become text.
+    def reply_text(self, stops: Sequence[str] = (), *, continues: bool = False) -> ReplyText:
+        """Where a new reply's tokens become text; ``continues`` if it goes on from a bare text.
 
         Raises
         ------
         InputError
             A stop string is empty.
         """
-        return ReplyText(self._tokenizer, self._eos_token_ids, stops)
+        return ReplyText(self._tokenizer, self._eos_token_ids, stops, continues=continues)
 
     def _apply(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
         plain = [dict(message) for message in messages]

@@ -40,7 +40,7 @@ class StopStrings:
         if matches:
             _, safe, self.found = min(matches)
         else:
-            safe = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
+            safe = len(self._held) - max((overlap(self._held, stop) for stop in self._stops), default=0)
         free, self._held = self._held[:safe], "" if self.found is not None else self._held[safe:]
         return free
 
@@ -51,10 +51,22 @@ class StopStrings:
 
 
 class ReplyText:
-    """The text of one reply while its tokens arrive."""
+    """The text of one reply while its tokens arrive.
 
-    def __init__(self, tokenizer: TokenizerWrapper, eos_token_ids: Collection[int], stops: Sequence[str] = ()) -> None:
+    Detokenizers drop a space at the very beginning; a reply that continues a text keeps it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        eos_token_ids: Collection[int],
+        stops: Sequence[str] = (),
+        *,
+        continues: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
+        self._opening: list[int] | None = [] if continues else None  # tokens until the first text
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stops = StopStrings(stops)
         self._ends: list[int] = []  # length of the text after each token whose text is complete
@@ -85,7 +97,15 @@ class ReplyText:
             self.ended = True
             return ""
         self._detokenizer.add_token(token_id)
-        return self._give(self._detokenizer.last_segment)
+        segment = self._detokenizer.last_segment
+        if self._opening is not None:
+            self._opening.append(token_id)
+            if segment:
+                text = str(self._tokenizer.decode(self._opening))
+                self._opening = None
+                if text.startswith(" ") and not segment.startswith(" "):
+                    segment = f" {segment}"
+        return self._give(segment)
 
     def finish(self) -> str:
         """What was held back, now that no more tokens come."""
@@ -107,6 +127,6 @@ class ReplyText:
         return free
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that is a beginning of ``stop``."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -21,6 +21,17 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ReplyMarks:
+    """How a model marks the parts of a reply."""
+
+    think_start: str
+    think_end: str
+    opens_thought: bool  #: the template itself begins the thought, so that a reply has its end alone
+    call_start: str | None  #: None: its tool calls cannot be told from text
+    takes_tools: bool  #: the chat template shows descriptions of tools to the model
+
+
+@dataclass(frozen=True)
 class Said:
     """A reply's parts. White space around them is of no meaning, and is not kept."""
 

@@ -1,0 +1,272 @@
+"""The routes: what each path takes and gives, who may ask, and how a refusal is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from amem.serve.bodies import ChatBody, CompletionBody, MessagesBody
+from amem.serve.chat import ChatReply, TextReply, chat_wanted, text_wanted
+from amem.serve.description import description
+from amem.serve.desk import ClientGoneError, Desk, Wanted
+from amem.serve.errors import HttpError, http_error
+from amem.serve.keys import Keys
+from amem.serve.messages import MessageReply, messages_wanted
+from amem.serve.parts import Part, parts_of
+from amem.serve.streaming import EventStream
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger("amem.serve")
+
+Json = dict[str, Any]
+Body = TypeVar("Body", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+_EXPIRE_EVERY_S = 60.0
+
+
+class App:
+    """The application of one engine. ``hosts`` are the names under which it may be called; None: any."""
+
+    def __init__(self, desk: Desk, keys: Keys, hosts: frozenset[str] | None = None) -> None:
+        self._desk = desk
+        self._keys = keys
+        self._hosts = hosts
+        status = desk.engine.status()
+        self._model = model_id(status.model)
+        self._fingerprint = f"amem-{status.fingerprint[:12]}-{status.codec}"
+        self._context_length = status.context_length
+        self._marks = desk.engine.reply_marks()
+        self.routes = Starlette(
+            routes=[
+                self._route("/health", self._health, "GET", free=True),
+                self._route("/openapi.json", self._description, "GET", free=True),
+                self._route("/metrics", self._metrics, "GET"),
+                self._route("/v1/models", self._models, "GET"),
+                self._route("/v1/models/{model:path}", self._one_model, "GET"),
+                self._route("/v1/chat/completions", self._chat, "POST"),
+                self._route("/v1/completions", self._completions, "POST"),
+                self._route("/v1/messages", self._messages, "POST"),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={404: _not_found, 405: _not_found},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.routes(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self._expire())
+        yield
+        task.cancel()
+
+    async def _expire(self) -> None:
+        every = min(_EXPIRE_EVERY_S, self._desk.limits.idle_s)
+        while True:
+            await asyncio.sleep(every)
+            try:
+                await self._desk.expire()
+            except Exception as error:  # noqa: BLE001  # the next round may go better; this one must not end them all
+                _report("the deletion of idle sessions", error)
+
+    # -- every request -----------------------------------------------------------------------------------------------
+
+    def _route(self, path: str, handler: Handler, method: str, *, free: bool = False) -> Route:
+        tells = HttpError.anthropic if path == "/v1/messages" else HttpError.openai
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_host(request)
+                if not free:
+                    request.state.domain = self._domain(request)
+                response = await handler(request)
+            except (ClientGoneError, ClientDisconnect):
+                response = Response(status_code=499)  # nobody reads it
+            except Exception as error:  # noqa: BLE001  # whatever it was, the client is told and the log keeps no text
+                told = http_error(error)
+                if told is None:
+                    _report(path, error)
+                    told = HttpError(500, "an error inside the server; its log says where.", kind="server_error")
+                response = JSONResponse(tells(told), told.status, told.headers)
+            self._desk.measures.request(path, response.status_code)
+            return response
+
+        return Route(path, guarded, methods=[method])
+
+    def _check_host(self, request: Request) -> None:
+        """Only names of this machine, so that no page of a browser reaches it under a name of its own."""
+        host = request.headers.get("host", "")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        if self._hosts is not None and name.lower() not in self._hosts:
+            raise HttpError(403, "this server answers to names of its own machine only.", code="wrong_host")
+
+    def _domain(self, request: Request) -> str:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        sent = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key")
+        domain = self._keys.domain_of(sent)
+        if domain is None:
+            raise HttpError(
+                401,
+                "no such API key: send the server's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return domain
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body, checked."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HttpError(415, "the body must be JSON, with 'Content-Type: application/json'.", code="no_json")
+        raw = bytearray()
+        async for piece in request.stream():
+            raw += piece
+            if len(raw) > self._desk.limits.body_bytes:
+                most = self._desk.limits.body_bytes
+                raise HttpError(413, f"the body has more than {most} bytes.", code="too_large")
+        try:
+            return kind.model_validate_json(bytes(raw))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise HttpError(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model:
+            raise HttpError(
+                404, f"there is no model {name!r} here: use {self._model!r}.", code="model_not_found", param="model"
+            )
+
+    @staticmethod
+    def _agent(request: Request, named: str | None) -> str | None:
+        header = request.headers.get("x-agent")
+        if header is not None and named is not None and header != named:
+            raise HttpError(400, "X-Agent and the field agent name two agents: give one.", param="agent")
+        return header
+
+    # -- replies -----------------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self,
+        request: Request,
+        wanted: Wanted,
+        whole: Callable[[AsyncIterator[Part]], Awaitable[Json]],
+        chunks: Callable[[AsyncIterator[Part]], AsyncIterator[str]] | None,
+    ) -> Response:
+        """The reply, whole; or as a stream, once it is sure that there is one."""
+        async with contextlib.AsyncExitStack() as stack:
+            events = await stack.enter_async_context(
+                self._desk.take(request.state.domain, wanted, lambda: _until_gone(request))
+            )
+            first = await anext(events)  # what cannot be served is refused before a stream begins
+
+            async def all_events() -> AsyncIterator[Any]:
+                yield first
+                async for event in events:
+                    yield event
+
+            parts = parts_of(all_events(), self._marks, self._desk.engine.said, with_tools=bool(wanted.tools))
+            if chunks is None:
+                return JSONResponse(await whole(parts))
+            return EventStream(chunks(parts), stack.pop_all(), _stream_error(request.url.path))
+
+    async def _chat(self, request: Request) -> Response:
+        body = await self._read(request, ChatBody)
+        self._check_model(body.model)
+        wanted = chat_wanted(body, self._agent(request, body.agent), self._marks, self._desk.limits.max_tokens)
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        reply = ChatReply(self._model, self._fingerprint, bool(body.logprobs), with_usage)
+        return await self._answer(request, wanted, reply.whole, reply.chunks if body.stream else None)
+
+    async def _completions(self, request: Request) -> Response:
+        body = await self._read(request, CompletionBody)
+        self._check_model(body.model)
+        wanted = text_wanted(body, self._agent(request, body.agent), self._desk.limits.max_tokens)
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        reply = TextReply(self._model, self._fingerprint, body.logprobs is not None, with_usage)
+        return await self._answer(request, wanted, reply.whole, reply.chunks if body.stream else None)
+
+    async def _messages(self, request: Request) -> Response:
+        body = await self._read(request, MessagesBody)
+        self._check_model(body.model)
+        wanted = messages_wanted(body, self._agent(request, body.agent), self._marks)
+        reply = MessageReply(self._model)
+        return await self._answer(request, wanted, reply.whole, reply.chunks if body.stream else None)
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    async def _health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": self._model})
+
+    async def _description(self, _request: Request) -> Response:
+        return JSONResponse(description(self._model, with_keys=bool(self._keys)))
+
+    async def _metrics(self, _request: Request) -> Response:
+        measures = self._desk.measures
+        status = await asyncio.to_thread(self._desk.engine.status)
+        return Response(measures.text(status), media_type=measures.content_type)
+
+    async def _models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return JSONResponse(self._model_entry())
+
+    def _model_entry(self) -> Json:
+        entry = {"id": self._model, "object": "model", "created": 0, "owned_by": "amem"}
+        return entry | {"context_length": self._context_length}
+
+
+def model_id(name: str) -> str:
+    """What clients call the model: its name, or its folder's; they need not know where that lies."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).is_dir() else name
+
+
+async def _until_gone(request: Request) -> None:
+    """Comes to its end when the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _not_found(_request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    what = "no such path" if status == 404 else "this path does not take that method"
+    headers = getattr(error, "headers", None)
+    return JSONResponse(HttpError(status, f"{what}: see /openapi.json.").openai(), status, headers)
+
+
+def _stream_error(path: str) -> Callable[[Exception], str | None]:
+    """How an error is told in a stream that has begun; None: nobody is there."""
+
+    def tell(error: Exception) -> str | None:
+        if isinstance(error, ClientGoneError):
+            return None
+        told = http_error(error)
+        if told is None:
+            _report(path, error)
+            told = HttpError(500, "an error inside the server; its log says where.", kind="server_error")
+        from amem.serve.chat import server_event
+
+        return server_event(told.anthropic(), "error") if path == "/v1/messages" else server_event(told.openai())
+
+    return tell
+
+
+def _report(where: str, error: Exception) -> None:
+    """Log an unexpected error: its kind and its place. Its words may hold a client's text, and are left out."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s failed with %s, at\n%s", where, type(error).__name__, frames)
