@@ -19,6 +19,7 @@ from amem.store.blockfiles import BlockFiles
 from amem.store.commit import add_realization, history_of
 from amem.store.database import Database, check_text
 from amem.store.fileformat import Record, as_tokens
+from amem.store.held import HeldTurn, HeldTurns
 from amem.store.payload import DamagedError
 from amem.store.records import (
     BlockRecord,
@@ -59,6 +60,7 @@ class AgentStore:
         self._agent_lock = lock
         self._lock = threading.RLock()
         self._files = BlockFiles(folder, ledger)
+        self._held = HeldTurns()
         self._in_use: set[str] = set()  # what the last find returned: not evicted before the next find or commit
         with files.explained(f"open agent {self.name!r}", folder):
             self._database = opening.open_database(folder, label, ledger)
@@ -213,7 +215,7 @@ class AgentStore:
         with self._lock:
             self._check_open()
             pending = name in self._files.pending
-            with files.explained("set a damaged file aside", self.root), self._database.transaction():
+            with files.explained("set a damaged file aside", self.root), self._aside(), self._database.transaction():
                 gone = self._database.tree.remove([name])
             if not gone and not pending:
                 return False
@@ -250,6 +252,33 @@ class AgentStore:
             rows.append(facts.realization_row(value))
             self._database.set_state("head", str(saved.id))
         return saved
+
+    def hold(
+        self, turn: NewTurn, realm: Realm, token_ids: npt.ArrayLike, n_tokens: int, *, last_block: str | None
+    ) -> TurnRecord:
+        """Remember a turn that could not be saved, and move the head to it, as long as this agent is open here.
+
+        It has no blocks of its own: ``last_block`` is the last sealed one of its history that is stored. What is saved
+        next saves it, too. See commit for the rest.
+        """
+        check_text(turn)
+        held = HeldTurn(turn, realm, as_tokens(token_ids), n_tokens, last_block, time.time())
+        with self._lock, files.explained("remember the turn", self.root):
+            with self._aside():
+                number = self._held.add(held, self._database)
+            return self._database.turn(number)
+
+    @property
+    def unsaved_turns(self) -> int:
+        """Turns that are remembered and not saved; see hold."""
+        return len(self._held.turns)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Without the turns that are held: for transactions of another purpose, and for what is told of the files."""
+        self._check_open()
+        with self._held.aside(lambda: self._database):
+            yield
 
     def realize(
         self, turn: int, realm: Realm, token_ids: npt.ArrayLike, n_tokens: int, *,
@@ -293,13 +322,16 @@ class AgentStore:
             length, log_nbytes = int(database.get_state("transcript_nbytes") or 0), database.log_nbytes
             rows: list[Row] = []
             try:
-                with database.transaction():
-                    faults.reach("commit.begun")
-                    yield rows
-                    faults.reach("commit.rows")
-                    end = transcript.append(self.root, rows, length) if rows else length
-                    faults.reach("commit.transcript")
-                    database.set_state("transcript_nbytes", str(end))
+                with self._aside():
+                    with database.transaction():
+                        faults.reach("commit.begun")
+                        rows += self._held.add_to(database)
+                        yield rows
+                        faults.reach("commit.rows")
+                        end = transcript.append(self.root, rows, length) if rows else length
+                        faults.reach("commit.transcript")
+                        database.set_state("transcript_nbytes", str(end))
+                    self._held.turns.clear()
             except BaseException:
                 with contextlib.suppress(OSError, sqlite3.Error):
                     transcript.cut(self.root, int(database.get_state("transcript_nbytes") or 0))
@@ -338,8 +370,7 @@ class AgentStore:
 
     def evict(self, records: Collection[Record]) -> int:
         """Forget blocks and snapshots, and what depends on them; returns the bytes that this freed. No text is lost."""
-        with self._lock, files.explained("evict", self.root):
-            self._check_open()
+        with self._lock, files.explained("evict", self.root), self._aside():
             with self._database.transaction():
                 gone = self._database.tree.remove([record.id for record in records])
             freed = self._files.remove(gone)
@@ -349,14 +380,13 @@ class AgentStore:
 
     @contextlib.contextmanager
     def inspecting(self) -> Iterator[Database]:
-        """The database, while nobody else uses it."""
-        with self._reading():
+        """The database, while nobody else uses it; turns that are not saved are not in it."""
+        with self._reading(), self._aside():
             yield self._database
 
     def repair(self) -> None:
         """Set aside what is damaged, and make database and transcript sound again. ``Store.reports`` names what was."""
-        with self._lock, files.explained(f"repair agent {self.name!r}", self.root):
-            self._check_open()
+        with self._lock, files.explained(f"repair agent {self.name!r}", self.root), self._aside():
             if self._database.problems():
                 self._files.remove(list(self._files.pending))
                 self._database.close()

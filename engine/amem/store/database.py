@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,24 @@ class Database:
         self._connection.close()
 
     # -- transactions
+
+    def hold(self, insert: Callable[[], object]) -> None:
+        """Rows that everybody here sees and the file does not have: a transaction that is left open."""
+        self._connection.execute("PRAGMA cache_spill = OFF")  # nothing of it goes to a disk that may be full
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            insert()
+        except BaseException:
+            self.drop_held()
+            raise
+
+    def drop_held(self) -> None:
+        """Forget the rows that `hold` inserted, if there are any."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+            self._connection.execute("PRAGMA cache_spill = ON")
+            self._realms.clear()
+            self._histories.clear()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
