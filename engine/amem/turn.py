@@ -53,6 +53,7 @@ class TurnWork:
         self._residency = Residency.EMPTY
         self._writes: list[Future[BlockRecord]] = []
         self._loose: list[BlockRecord | SnapshotRecord] = []  # files that no commit has named yet
+        self._base: BlockRecord | None = None  # the last sealed block that this turn builds on
         self._first_new_block = 0
         self._notes: list[str] = []
         self._written_before = 0
@@ -119,7 +120,8 @@ class TurnWork:
         session, history = self._session, self._history
         self._found = session.find(request.prompt_ids, prefer=self._place.prefer)
         hot = session.hot
-        n_hot = hot.n_tokens if hot is not None and session.hot_turn == history.parent else 0
+        stands_there = hot is not None and session.hot_turn == history.parent
+        n_hot = hot.n_tokens if hot is not None and stands_there and self._can_be_stored(hot) else 0
         self._reuse_hot = 0 < n_hot < len(request.prompt_ids) and n_hot >= self._found.n_tokens
         request.n_reused = n_hot if self._reuse_hot else self._found.n_tokens
         self._match = self._classify(request.n_reused)
@@ -178,7 +180,9 @@ class TurnWork:
             self._match = self._classify(request.n_reused)
         assert request.sequence is not None
         request.checkpoint = request.sequence.checkpoint()
-        self._first_new_block = request.sequence.n_tokens // BLOCK_TOKENS
+        whole = [b for b in self._found.blocks if b.start + BLOCK_TOKENS <= self._found.n_block_tokens]
+        self._base = self._base_of_hot() if self._reuse_hot else whole[-1] if whole else None
+        self._first_new_block = _end(self._base) // BLOCK_TOKENS
         if self._parts.prefetch is not None:
             self._parts.prefetch.expect(self._session)
 
@@ -200,7 +204,8 @@ class TurnWork:
     def _write_block(
         self, before: Future[BlockRecord] | None, index: int, token_ids: Sequence[int], tensors: Buffers
     ) -> BlockRecord:
-        parent = before.result().id if before is not None else self._base_block
+        last = before.result() if before is not None else self._base
+        parent = last.id if last is not None else None
         ids = np.asarray(token_ids, dtype=np.int32)
         store, realm = self._session.store, self._parts.realm
         stored = store.find(realm, self._wanted[: index * BLOCK_TOKENS] + list(token_ids)).blocks[index:]
@@ -220,14 +225,15 @@ class TurnWork:
             stored[name].tobytes() == tensors[name].tobytes() for name in stored
         )
 
-    @property
-    def _base_block(self) -> str | None:
-        """The last sealed block that this turn builds on."""
-        if self._reuse_hot and self._history.parent is not None:
-            known = self._session.store.realization(self._history.parent, self._parts.realm)
-            return known.last_block if known else None
-        whole = [b for b in self._found.blocks if b.start + BLOCK_TOKENS <= self._found.n_block_tokens]
-        return whole[-1].id if whole else None
+    def _base_of_hot(self) -> BlockRecord | None:
+        """The last sealed block that is stored of the state in memory."""
+        store, parent = self._session.store, self._history.parent
+        known = store.realization(parent, self._parts.realm) if parent is not None else None
+        return store.block(known.last_block) if known is not None else None
+
+    def _can_be_stored(self, hot: SequenceState) -> bool:
+        """Whether a state in memory still has all that is not stored: a quota or a full disk may have left gaps."""
+        return all(lane.first_group <= _end(self._base_of_hot()) // GROUP for lane in hot.lanes)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -246,15 +252,17 @@ class TurnWork:
         saved = True
         try:
             turn = self._store(request, sequence, ids, text)
+        except StoreError as error:
+            saved = False
+            turn = self._keep_text(request, ids, text, error)
+        if turn:
             sequence.settle()
             session.adopt(sequence, turn)
-        except StoreError as error:
-            turn, saved = 0, False
-            self._notes.append(f"This turn is not saved, and the agent will not remember it: {error}")
+        else:
             self._drop(request)
         session.saved = saved
         session.new_from = request.n_reused
-        if saved:
+        if turn:
             self._note_what_was_left(turn)
         if saved and turn in self._history.left:
             self._notes.append(
@@ -325,7 +333,7 @@ class TurnWork:
         store, realm = self._session.store, self._parts.realm
         n_full = sequence.n_groups // BLOCK_GROUPS
         blocks = [write.result() for write in self._writes[: n_full - self._first_new_block]]
-        last = blocks[-1].id if blocks else self._base_block
+        last = blocks[-1].id if blocks else self._base.id if self._base is not None else None
         start, n_tail = n_full * BLOCK_TOKENS, sequence.n_groups % BLOCK_GROUPS
         tail_ids = np.asarray(ids[start : start + n_tail * GROUP], dtype=np.int32)
         groups = sequence.export_block(n_full * BLOCK_GROUPS, n_tail) if n_tail else {}
@@ -344,7 +352,15 @@ class TurnWork:
             snapshot = store.write_snapshot(realm, len(ids), len(ids) % GROUP, open_group)
             self._loose.append(snapshot)
         self._realize()
-        new = NewTurn(
+        new = self._new_turn(request, text)
+        turn = store.commit(
+            new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
+        ).id
+        self._session.executions[turn] = self._caller.execution
+        return turn
+
+    def _new_turn(self, request: Request, text: str) -> NewTurn:
+        return NewTurn(
             self._history.parent,
             self._place.prompt,
             text,
@@ -354,11 +370,34 @@ class TurnWork:
             self._caller.cell_id,
             self._caller.execution,
         )
-        turn = store.commit(
-            new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
-        ).id
-        self._session.executions[turn] = self._caller.execution
-        return turn
+
+    def _keep_text(self, request: Request, ids: list[int], text: str, error: StoreError) -> int:
+        """Save a turn without its blocks, which found no room, or remember it in this process; its id, or 0.
+
+        What of its state is not stored is stored with a later turn as long as it is in memory, and else computed again.
+        """
+        store, realm = self._session.store, self._parts.realm
+        self._parts.writer.submit(self._discard, self._writes, self._loose)  # after the writes that are under way
+        self._writes, self._loose = [], []
+        turn, last = self._new_turn(request, text), self._base.id if self._base is not None else None
+        # all ids of the history, if the turns before it have none for this model
+        own_ids = np.asarray(ids if self._history.rendered else ids[len(self._history.token_ids) :], dtype=np.int32)
+        with contextlib.suppress(StoreError):
+            saved = store.commit(turn, realm, own_ids, len(ids), last_block=last)
+            self._notes.append(
+                f"The text of this turn is saved, its attention state is not saved: {error}. It is saved with a later "
+                "turn once there is room, and computed again if it leaves memory before."
+            )
+            return saved.id
+        with contextlib.suppress(StoreError):
+            held = store.hold(turn, realm, own_ids, len(ids), last_block=last)
+            self._notes.append(
+                f"This turn is not saved: {error}. The agent remembers it until this process ends, and saves it with a "
+                "later turn once there is room."
+            )
+            return held.id
+        self._notes.append(f"This turn is not saved, and the agent will not remember it: {error}")
+        return 0
 
     def _same_turn(
         self, text: str, own_ids: Tokens, last: str | None, groups: Buffers, open_group: Buffers
@@ -458,3 +497,8 @@ class TurnWork:
             saved_ms=again * 1e3 - (restore_ms if request.n_reused else 0.0) if again is not None else None,
             why=self._why,
         )
+
+
+def _end(block: BlockRecord | None) -> int:
+    """The position after a block's last token; 0 without a block."""
+    return block.start + len(block.token_ids) if block is not None else 0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from amem import Match, Residency
+from amem import Match
 from amem.store import faults
 
 LONG = "a list of many words " * 30
@@ -73,21 +73,3 @@ def test_a_damaged_block_is_named_and_computed_again(damage, open_engine, tmp_pa
     assert wanted.token_ids == reply.token_ids
     assert [LONG, "Go on."] == [turn.prompt for turn in agent.turns]
     assert Match.EXTEND is agent.ask("More.", max_tokens=3).metrics.match
-
-
-def test_a_full_disk_still_gives_the_reply_and_says_that_it_is_not_saved(open_engine):
-    """Nothing old is lost; the agent is marked until a turn is saved again."""
-    engine = open_engine(disk="600kB")
-    agent = engine.agent("planner")
-    agent.ask("Hello.", max_tokens=3)
-    agent.pin()
-    reply = agent.ask(LONG * 8, max_tokens=3)
-    assert reply.token_ids
-    assert not reply.metrics.saved
-    assert any("not saved" in note for note in reply.metrics.notes)
-    assert not agent.status.saved
-    assert ["Hello."] == [turn.prompt for turn in agent.turns]
-    again = agent.ask("Short.", max_tokens=3)
-    assert again.metrics.saved
-    assert agent.status.saved
-    assert Residency.HOT is agent.status.residency
