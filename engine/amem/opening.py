@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from amem.errors import InputError
-from amem.kv.codec import make_codec
+from amem.kv.codec import choose_codec
 from amem.kv.pool import Pool
 from amem.kv.sequence import StateLayout
 from amem.model import blas
@@ -76,7 +76,7 @@ def open_parts(
         raise InputError(f"unknown attention {attention!r}: choose auto or reference.")
     loaded = load(name, progress=progress)
     spec = checked_spec(loaded.model, loaded.fingerprint, progress)
-    chosen = make_codec("q4" if codec == "auto" else codec)
+    chosen = choose_codec(codec, spec)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     chunk = prefill_chunk or (128 if on_cpu else 512)
     device = "cpu" if on_cpu else "gpu"

@@ -12,9 +12,11 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from amem.model.spec import CHANNEL_BITS, can_rotate, packing_group, unknown_codec
+from amem.model.spec import CHANNEL_BITS, WIDE, ModelCacheSpec, can_rotate, packing_group, unknown_codec
 
 GROUP = 64
+MOST_FLOAT16 = 65504.0
+_HEADROOM = 16  #: how much larger than in the self-check K/V may become; it sees a few tokens only
 Parts = Mapping[str, mx.array]
 
 
@@ -74,7 +76,8 @@ def _pack(x: mx.array, group: int, bits: int, dtype: mx.Dtype) -> tuple[mx.array
 
 def _narrow(x: mx.array, dtype: mx.Dtype) -> mx.array:
     if dtype == mx.float16:
-        x = mx.clip(x, -65504.0, 65504.0)  # an infinite bias would turn a whole channel into NaN
+        # an infinite bias would turn a whole channel into NaN; what was clipped is found when its block is exported
+        x = mx.clip(x, -MOST_FLOAT16, MOST_FLOAT16)
     return x.astype(dtype)
 
 
@@ -246,19 +249,35 @@ class PlainCodec:
         return out
 
 
-def make_codec(name: str, *, compute_dtype: mx.Dtype = mx.float32, scale_dtype: mx.Dtype = mx.float16) -> Codec:
+def make_codec(name: str, *, compute_dtype: mx.Dtype = mx.float32) -> Codec:
     """The codec of this name. ``exact`` keeps everything in the model's compute dtype; the self-check uses it.
 
     Raises
     ------
         InputError: there is no such codec.
     """
-    if name in CHANNEL_BITS:
-        return ChannelCodec(name, CHANNEL_BITS[name], scale_dtype)
-    if name == "q4-affine":
-        return TokenCodec("q4-affine", 4, scale_dtype)
-    if name == "fp16":
-        return PlainCodec("fp16", mx.float16)
+    plain = name.removesuffix(WIDE)
+    dtype = mx.bfloat16 if plain != name else mx.float16
+    if plain in CHANNEL_BITS:
+        return ChannelCodec(name, CHANNEL_BITS[plain], dtype)
+    if plain == "q4-affine":
+        return TokenCodec(name, 4, dtype)
+    if plain == "fp16":
+        return PlainCodec(name, dtype)
     if name == "exact":
-        return PlainCodec("exact", compute_dtype)
+        return PlainCodec(name, compute_dtype)
     raise unknown_codec(name)
+
+
+def choose_codec(name: str, spec: ModelCacheSpec) -> Codec:
+    """The codec for a model: ``auto`` is ``q4``, and float16 gives way to bfloat16 where K/V may be too large for it.
+
+    The name of the codec says so (``q4/bf16``), and is recorded with all that is stored.
+
+    Raises
+    ------
+        InputError: there is no such codec.
+    """
+    name = "q4" if name == "auto" else name
+    wide = spec.kv_peak * _HEADROOM > MOST_FLOAT16 and not name.endswith(WIDE)
+    return make_codec(name + WIDE if wide else name)

@@ -10,11 +10,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from amem.errors import UnsupportedModel
 from amem.kv.attention import LayerView, Stretch
-from amem.kv.codec import GROUP, Codec, Shape
+from amem.kv.codec import GROUP, MOST_FLOAT16, Codec, Shape
 from amem.kv.pool import Allocation, Pool
 from amem.kv.run import BLOCK_GROUPS, Lane, Piece
-from amem.model.spec import LayerGroup, ModelCacheSpec
+from amem.model.spec import WIDE, LayerGroup, ModelCacheSpec
 
 if TYPE_CHECKING:
     from amem.kv.restore import RestoreBuffers
@@ -340,12 +341,18 @@ class SequenceState:
     # -- plain form ------------------------------------------------------------------------------------------------
 
     def export_block(self, start_group: int, n_groups: int) -> dict[str, Buffer]:
-        """Stored groups as buffers ``<lane>.<part> [layers, groups, ...]``; the first block has the exact tokens."""
+        """Stored groups as buffers ``<lane>.<part> [layers, groups, ...]``; the first block has the exact tokens.
+
+        Raises
+        ------
+            UnsupportedModel: float16 was too small for some of them.
+        """
         out: dict[str, Buffer] = {}
         for index, lane in enumerate(self.lanes):
             for name in lane.codec.part_shapes(lane.shape):
                 layers = [lane.read(layer, name, start_group, n_groups) for layer in range(lane.n_layers)]
                 out[f"{index}.{name}"] = np.stack([to_numpy(array) for array in layers])
+                _check_range(out[f"{index}.{name}"], lane.codec.name)
         if start_group == 0:
             out |= self._export_exact("first", lambda held: held.first)
         return out
@@ -402,6 +409,14 @@ def _pair(buffers: Buffers, lane: int, label: str, layer: int, dtype: mx.Dtype) 
     if f"{lane}.k.{label}" not in buffers:
         return None
     return tuple(to_mlx(buffers[f"{lane}.{name}.{label}"][layer], dtype) for name in "kv")  # type: ignore[return-value]
+
+
+def _check_range(buffer: Buffer, codec: str) -> None:
+    if buffer.dtype == np.float16 and buffer.size and np.abs(buffer).max() >= MOST_FLOAT16:
+        raise UnsupportedModel(
+            f"the model's keys or values are too large for codec {codec!r}, whose 16-bit numbers end at 65504: "
+            f'open the engine with codec="{codec}{WIDE}".'
+        )
 
 
 def _state_dtype(buffer: Buffer, compute: mx.Dtype) -> mx.Dtype:

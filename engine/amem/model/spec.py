@@ -14,6 +14,7 @@ BLOCK_TOKENS = 256  #: tokens of a sealed block
 #: bits of a value in the codecs that keep keys per channel and values rotated, the finest first
 CHANNEL_BITS = {"q8": 8, "q4": 4, "q3": 3, "q2": 2}
 CODECS = ("q4", "q4-affine", "q3", "q2", "q8", "fp16")
+WIDE = "/bf16"  #: after a codec's name: its 16-bit numbers are bfloat16, for K/V that are too large for float16
 DTYPE_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 _SCALE_AND_BIAS = 4  #: bytes: 16 bits each
@@ -104,7 +105,7 @@ def check_codec(name: str) -> None:
     InputError
         There is no such codec.
     """
-    if name not in CODECS:
+    if name.removesuffix(WIDE) not in CODECS:
         raise unknown_codec(name)
 
 
@@ -126,6 +127,7 @@ def group_nbytes(codec: str, group: LayerGroup, dtype: str) -> int:
     InputError
         There is no such codec.
     """
+    codec = codec.removesuffix(WIDE)
     if codec == "fp16":
         return group.exact_nbytes(GROUP_TOKENS, "float16")
     if codec == "exact":
@@ -144,7 +146,7 @@ def group_nbytes(codec: str, group: LayerGroup, dtype: str) -> int:
 
 def exact_first_tokens(codec: str) -> int:
     """Tokens at the very start of a sequence that a codec keeps exactly for good."""
-    return 4 if codec in CHANNEL_BITS else 0
+    return 4 if codec.removesuffix(WIDE) in CHANNEL_BITS else 0
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class ModelCacheSpec:
 
     layers: tuple[LayerSpec, ...]
     dtype: str  #: of K and V as the model computes them: "float32", "float16" or "bfloat16"
+    kv_peak: float = 0.0  #: the largest value of K, and norm of a token's V in one head, that the self-check saw
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -203,4 +206,4 @@ class ModelCacheSpec:
         for layer in data["layers"]:
             shapes = tuple(tuple(shape) for shape in layer["state_shapes"])
             layers.append(LayerSpec(**{**layer, "kind": LayerKind(layer["kind"]), "state_shapes": shapes}))
-        return cls(tuple(layers), data["dtype"])
+        return cls(tuple(layers), data["dtype"], data["kv_peak"])

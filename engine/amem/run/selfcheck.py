@@ -13,7 +13,7 @@ from amem.errors import UnsupportedModel
 from amem.kv.cache import BatchQuantizedKVCache, LayerCache
 from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
-from amem.kv.sequence import SequenceState, StateLayout
+from amem.kv.sequence import SequenceState, StateLayout, to_mlx
 from amem.model.hook import install, spy
 from amem.model.spec import LayerKind, ModelCacheSpec
 
@@ -29,11 +29,11 @@ _COMPARED = 8
 _ROUNDING = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 
-def self_check(model: Module, spec: ModelCacheSpec) -> None:
+def self_check(model: Module, spec: ModelCacheSpec) -> float:
     """Run two prompts, chunked and then as a ragged batch, on both kinds of cache, and compare all logits.
 
-    Ours keeps everything at full precision here, so that only a fault makes a difference. Takes two prefills of 212
-    tokens and 19 decode steps.
+    Gives the largest value of K, or norm of a token's V in one head, that it met. Ours keeps everything at full
+    precision here, so that only a fault makes a difference. Takes two prefills of 212 tokens and 19 decode steps.
 
     Raises
     ------
@@ -69,6 +69,7 @@ def self_check(model: Module, spec: ModelCacheSpec) -> None:
                     f"the model's logits differ on amem's caches {phase}: by {apart:.2g} of their spread, where "
                     f"{_ROUNDING[spec.dtype]:g} is explained by rounding."
                 )
+    return check.kv_peak
 
 
 class _Check:
@@ -79,6 +80,7 @@ class _Check:
         dtype = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}[spec.dtype]
         self._layout = StateLayout(spec, make_codec("exact", compute_dtype=dtype))
         self.n_calls = 0
+        self.kv_peak = 0.0
 
     def logits(self, prompts: Sequence[list[int]], replies: Sequence[list[int]]) -> list[mx.array]:
         """Logits ``[n, V]`` of each prompt, prefilled alone, with its reply, decoded as one batch."""
@@ -93,6 +95,7 @@ class _Check:
             for row, piece in enumerate(pieces):
                 piece.append(rows[row])
         for sequence in sequences:
+            self.kv_peak = max(self.kv_peak, _kv_peak(sequence))
             sequence.release()
         return [mx.concatenate(piece) for piece in pieces]
 
@@ -104,6 +107,19 @@ class _Check:
         mx.eval(logits, cache.end(length))
         self.n_calls += 1
         return logits
+
+
+def _kv_peak(sequence: SequenceState) -> float:
+    """The largest value of K and norm of V in a sequence of less than a block that keeps both as they are."""
+    buffers = sequence.export_snapshot() | (sequence.export_block(0, sequence.n_groups) if sequence.n_groups else {})
+    peak = 0.0
+    for name, buffer in buffers.items():
+        kind = name.split(".")[1]
+        if kind in ("k", "v"):
+            values = to_mlx(buffer, sequence.layout.dtype).astype(mx.float32)
+            largest = mx.abs(values).max() if kind == "k" else mx.linalg.norm(values, axis=-1).max()
+            peak = max(peak, cast("float", largest.item()))
+    return peak
 
 
 def _run(model: Any, pieces: list[list[int]]) -> mx.array:
