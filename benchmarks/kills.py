@@ -16,6 +16,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -107,12 +108,13 @@ class Soak:
         self._context.set_forkserver_preload([__name__])
         self.report = Report()
 
-    def run(self, n_kills: int) -> Report:
+    def run(self, n_kills: int, after_each: Callable[[Report], None] = lambda _: None) -> Report:
         """Conversations from their start to their end, until so many children were killed."""
         whole, seconds = self._undisturbed()
         while self.report.n_kills < n_kills and not self.report.failures:
             self._conversation(whole, seconds, n_kills)
             self.report.conversations += 1
+            after_each(self.report)
         return self.report
 
     def _undisturbed(self) -> tuple[Said, float]:

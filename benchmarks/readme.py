@@ -14,7 +14,12 @@ README = ROOT / "README.md"
 
 def rendered(text: str) -> str:
     """README's text with its measured parts made anew from the result files."""
-    for name, make in (("first session", _first_session), ("measured", _measured)):
+    for name, make in (
+        ("first session", _first_session),
+        ("measured", _measured),
+        ("restores", _restores),
+        ("kills", _kills),
+    ):
         pattern = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text, n = pattern.subn(lambda found, make=make: f"{found[1]}{make()}{found[2]}", text)
         if n != 1:
@@ -80,6 +85,38 @@ that restores the history from disk (median of {len(result["rows"][0]["restored"
 Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f} tokens/s. Decoding on Linux's
 CPU is slow for so small a model: 540 MB of float32 weights are read for each token, by products that OpenBLAS does not
 do well for a single row.
+"""
+
+
+def _restores() -> str:
+    result = _result("restore")
+    lines = []
+    for row in result["rows"]:
+        found = row["medians"]
+        for cache in ("warm", "dropped"):
+            rates = " | ".join(f"{found[f'{kind}_{cache}_gb_per_s']:.2f}" for kind in ("restore", "plain", "streamed"))
+            where = "in the page cache" if cache == "warm" else "dropped from it"
+            lines.append(
+                f"| {row['geometry']} | {row['tokens']} | {row['file_bytes'] / 1e6:.0f} MB, {where} | {rates} | "
+                f"{found[f'restore_to_plain_{cache}']:.0%} |"
+            )
+    loads = [row[when][0] for row in result["rows"] for when in ("load_average_before", "load_average_after")]
+    return f"""Restores of real sizes (4 bits, random payloads) against plain reads of the same files in the same run, in GB/s; from
+`benchmarks/results/restore.json`, {result["machine"]["date"][:10]}, on {result["machine"]["cores"]} cores with a load average from {min(loads):.0f} to {max(loads):.0f}: take the ratios.
+A plain read keeps the bytes (`Path.read_bytes`), as a restore does; streamed means through 1 MiB that stays in the cache.
+
+| geometry | tokens | files | restored | plain read | streamed | restored, of a plain read |
+|---|---|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
+
+
+def _kills() -> str:
+    result = _result("soak")
+    at_random = result["kills_at"].get("a random instant", 0)
+    return f"""A process that talked to two agents was ended by SIGKILL {result["kills"]} times, {at_random} times at a random instant and otherwise
+at a step of a commit; {result["survived"]} times the store was sound, every turn that had been told of was there, and the conversation
+went on with the tokens of an undisturbed run (`make soak`, `benchmarks/results/soak.json`).
 """
 
 
