@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from amem.model import blas, bundled
 from tests.tiny import write_tiny_model
 
 blas.ensure()
+settings.register_profile("patient", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
