@@ -8,9 +8,9 @@ STAMP := $(VENV)/.installed
 # MLX needs a backend of its own on Linux: AMEM_BACKEND=cuda12 (or cuda13) takes the place of cpu there.
 AMEM_BACKEND ?= cpu
 ifeq ($(shell uname -s),Linux)
-EXTRAS := $(AMEM_BACKEND),lab,test
+EXTRAS := $(AMEM_BACKEND),lab,test,bench
 else
-EXTRAS := lab,test
+EXTRAS := lab,test,bench
 endif
 
 .DEFAULT_GOAL := help

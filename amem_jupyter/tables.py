@@ -43,6 +43,7 @@ def status_picture(status: EngineStatus) -> Picture:
         f"{engine} · context {status.context_length}",
         f"{memory} (most so far {size(status.peak_hot_bytes)}) · {disk} ({size(status.bytes_written)} written)",
         f"space {status.space} · store {status.store}",
+        *([status.codec_choice] if status.codec_choice else []),
     ]
     warnings = [f"! {warning}" for warning in status.warnings]
     agents = _agents(status.agents)

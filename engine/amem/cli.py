@@ -105,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         command("serve", _serve, "serve agents over HTTP, to clients of OpenAI and of Anthropic", stored, loaded)
     )
 
+    _add_measures(command, common)
+    return parser
+
+
+def _add_measures(command: Any, common: argparse.ArgumentParser) -> None:
+    """The commands that count or measure, and touch no store."""
     capacity = command("capacity", _capacity, "tell how many agents a memory holds", common)
     which = capacity.add_mutually_exclusive_group()
     which.add_argument(
@@ -116,7 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     capacity.add_argument(
         "--codec", nargs="+", metavar="NAME", help="forms of K and V (default: q4, the paper's q4-affine, fp16)"
     )
-    return parser
+
+    fidelity = command("fidelity", _fidelity, "measure what each codec costs on a model, in a minute or two", common)
+    fidelity.add_argument("model", metavar="MODEL", nargs="?", help="default: $AMEM_MODEL, else smollm2-135m")
+    fidelity.add_argument("--codec", nargs="+", metavar="NAME", help="default: all of them")
+    fidelity.add_argument("--texts", type=int, default=2, metavar="N", help="prose and code in turns (default: 2)")
+    fidelity.add_argument("--tokens", type=int, default=512, metavar="N", help="of each text (default: %(default)s)")
 
 
 def _add_serving(serve: argparse.ArgumentParser) -> None:
@@ -222,6 +233,7 @@ def _status(options: argparse.Namespace) -> int:
     lines = [
         f"model    {status.model} ({status.model_path})",
         f"codec    {status.codec}; attention {status.attention} on {status.device}",
+        *([f"         {status.codec_choice}"] if status.codec_choice else []),
         f"memory   {format_size(status.hot_bytes)} of {format_size(status.memory_budget)}",
         f"store    {status.store}: {format_size(status.disk_bytes)} of {format_size(status.disk_quota)}",
         f"agents   {len(status.agents)} in space {status.space!r}",
@@ -374,6 +386,25 @@ def _capacity(options: argparse.Namespace) -> int:
     contexts, codecs = options.context or CONTEXTS, options.codec or TABLE_CODECS
     rows = capacity_table(specs, memory_bytes=memory, contexts=contexts, codecs=codecs)
     _write(options, [row.to_dict() for row in rows], format_table(rows))
+    return 0
+
+
+def _fidelity(options: argparse.Namespace) -> int:
+    from amem.engine import DEFAULT_MODEL
+    from amem.model.spec import CODECS, check_codec
+
+    for codec in options.codec or ():
+        check_codec(codec)
+    from amem.fidelity.report import format_report, measure_model
+
+    report = measure_model(
+        options.model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL,
+        codecs=options.codec or CODECS,
+        n_texts=options.texts,
+        n_tokens=options.tokens,
+        progress=_progress,
+    )
+    _write(options, report.to_dict(), format_report(report))
     return 0
 
 

@@ -52,7 +52,8 @@ class Engine:
         memory: the most that hot K/V may take, in bytes or like "2GB". Default: ``$AMEM_MEMORY``, else a quarter of
             the RAM.
         disk: the most that the store may take. Default: 10 GB.
-        codec: how K and V are stored: "auto", "q4", "q4-affine", "q3", "q2", "q8" or "fp16".
+        codec: how K and V are stored: "auto", "q4", "q4-affine", "q3", "q2", "q8" or "fp16". "auto" measures once for
+            each model on a short text, and takes the first of q4, q8 and fp16 that is true enough (see status).
         attention: "auto" or "reference".
         prefill_chunk: tokens of one prefill step, a multiple of 64. Default: by device.
         max_batch: the most requests that run at once.
@@ -603,6 +604,7 @@ class Engine:
                 model_path=str(opened.model_path),
                 fingerprint=parts.realm.fingerprint,
                 codec=parts.realm.codec,
+                codec_choice=opened.codec_choice,
                 attention="reference",
                 device=opened.device,
                 blas=opened.blas,

@@ -10,7 +10,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from amem.errors import InputError
-from amem.kv.codec import choose_codec
+from amem.fidelity.choice import choose_codec
+from amem.kv.codec import codec_for
 from amem.kv.pool import Pool
 from amem.kv.sequence import StateLayout
 from amem.model import blas
@@ -40,6 +41,7 @@ class Opened:
     blas: str
     quota: int
     warnings: tuple[str, ...]
+    codec_choice: str  #: what "auto" measured, or ""
 
     def finish(self) -> None:
         """Let go of the owner thread's MLX streams, in that thread."""
@@ -76,7 +78,8 @@ def open_parts(
         raise InputError(f"unknown attention {attention!r}: choose auto or reference.")
     loaded = load(name, progress=progress)
     spec = checked_spec(loaded.model, loaded.fingerprint, progress)
-    chosen = choose_codec(codec, spec)
+    choice = choose_codec(loaded, spec, progress) if codec == "auto" else None
+    chosen = codec_for(choice.codec if choice else codec, spec)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     chunk = prefill_chunk or (128 if on_cpu else 512)
     device = "cpu" if on_cpu else "gpu"
@@ -103,4 +106,5 @@ def open_parts(
         writer=writer,
         sessions=sessions,
     )
-    return Opened(parts, root, loaded.path, device, blas.in_use(), quota, (warning,) if warning else ())
+    warnings = (warning,) if warning else ()
+    return Opened(parts, root, loaded.path, device, blas.in_use(), quota, warnings, str(choice) if choice else "")

@@ -254,6 +254,7 @@ class EngineStatus(_Record):
     prefetch: PrefetchStatus | None = None  #: None if it is off
     inter_token: InterToken | None = None  #: None before a reply had two tokens
     prefill_tokens_per_second: float | None = None  #: of the first 256 tokens of a history, as measured lately
+    codec_choice: str = ""  #: what was measured for it where the codec was left to "auto"
 
     def __iter__(self) -> Iterator[AgentStatus]:
         return iter(self.agents)

@@ -205,7 +205,7 @@ def status(**changes) -> EngineStatus:
 
 def test_status_names_engine_memory_disk_and_agents():
     """The table, and the library that is in use."""
-    picture = checked(status_picture(status(warnings=("MLX came first.",))))
+    picture = checked(status_picture(status(warnings=("MLX came first.",), codec_choice="auto chose q4 (KL 0.002)")))
     for form in (picture.text, without_tags(picture.html)):
         for words in (
             "scripted-1m",
@@ -216,6 +216,7 @@ def test_status_names_engine_memory_disk_and_agents():
             "▨ warm",
             "pinned",
             "MLX came first.",
+            "auto chose q4 (KL 0.002)",
         ):
             assert words in form
     assert re.search(r"^planner +■ hot +200 +1 +20 kB +20 kB +180 ms +pinned$", picture.text, re.MULTILINE)

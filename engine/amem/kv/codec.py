@@ -269,8 +269,8 @@ def make_codec(name: str, *, compute_dtype: mx.Dtype = mx.float32) -> Codec:
     raise unknown_codec(name)
 
 
-def choose_codec(name: str, spec: ModelCacheSpec) -> Codec:
-    """The codec for a model: ``auto`` is ``q4``, and float16 gives way to bfloat16 where K/V may be too large for it.
+def codec_for(name: str, spec: ModelCacheSpec) -> Codec:
+    """The codec for a model: float16 gives way to bfloat16 where K/V may be too large for it.
 
     The name of the codec says so (``q4/bf16``), and is recorded with all that is stored.
 
@@ -278,6 +278,5 @@ def choose_codec(name: str, spec: ModelCacheSpec) -> Codec:
     ------
         InputError: there is no such codec.
     """
-    name = "q4" if name == "auto" else name
     wide = spec.kv_peak * _HEADROOM > MOST_FLOAT16 and not name.endswith(WIDE)
     return make_codec(name + WIDE if wide else name)
