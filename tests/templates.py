@@ -69,6 +69,10 @@ TOOLS = (  # Qwen3: tools in the system text, a tool's answer in a user's messag
     "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+NUMBERED = (  # each message says which one it is, so that it depends on all before it
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' + loop.index | string + '\n' + m['content'] + "
+    "'<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant ' + (messages | length + 1) | string + '\n' }}{% endif %}"
+)
 DATED = (  # Llama 3.1: the template writes the day
     "{{ '<|im_start|>system\nToday: ' + strftime_now('%d %b %Y %H:%M:%S.%f') + '<|im_end|>\n' }}" + CHATML
 )

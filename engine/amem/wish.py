@@ -115,19 +115,28 @@ class ChatWish:
     def place(self, session: AgentSession) -> Place:
         prompter = session.parts.prompter
         whole = prompter.render(self.messages, self.tools)
-        rest: Sequence[Message]
         for parent, n_said in reversed(self._followed(session)):
-            rest = self.messages[n_said:]
-            text = prompter.after_reply(rest, self.tools)
-            if text is None or not whole.endswith(text):
-                continue  # the template renders these messages otherwise after what was said before
             history = session.history(parent, ())
-            before = history.token_ids
-            delta = prompter.following(rest, last_id=before[-1] if before else None, tools=self.tools)
-            return self._placed(session, history, delta, rest, None)
+            delta = self._delta(session, history, whole, self.messages[n_said:])
+            if delta is not None:
+                return self._placed(session, history, delta, self.messages[n_said:], None)
         system, rest = _system_of(self.messages)
         history = session.history(None, ())
         return self._placed(session, history, prompter.history(self.messages, self.tools), rest, system)
+
+    def _delta(self, session: AgentSession, history: History, whole: str, rest: Sequence[Message]) -> list[int] | None:
+        """The tokens that come after a history; None if the text of the whole does not go on from it.
+
+        A template may render messages otherwise after what was really said than after any reply (it may number them):
+        then the whole text must begin with the history's own.
+        """
+        prompter, before = session.parts.prompter, history.token_ids
+        text = prompter.after_reply(rest, self.tools)
+        if text is not None and whole.endswith(text):
+            return prompter.following(rest, last_id=before[-1] if before else None, tools=self.tools)
+        ids = prompter.history(self.messages, self.tools)
+        carried = carry(ids, before, prompter.special_ids, prompter.decode)
+        return carried.token_ids[carried.n_stored :] if carried.extends else None
 
     def _placed(
         self, session: AgentSession, history: History, delta: list[int], rest: Sequence[Message], system: str | None

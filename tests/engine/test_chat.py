@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from amem import Engine, InputError, Match
 from tests.engine.scripted import Replies
-from tests.templates import BOS_AND_TRIM, DATED, NO_SYSTEM, SYSTEM_IN_USER, THINKING, TOOLS, TWO_ENDS
+from tests.templates import BOS_AND_TRIM, DATED, NO_SYSTEM, NUMBERED, SYSTEM_IN_USER, THINKING, TOOLS, TWO_ENDS
 from tests.tiny import CHATML, VOCAB_SIZE, write_tiny_model, write_tiny_tokenizer
 
 EOS = 2
@@ -25,6 +25,7 @@ TEMPLATES = {
     "thinking": THINKING,
     "tools": TOOLS,
     "dated": DATED,
+    "numbered": NUMBERED,
     "two ends": TWO_ENDS,
     "none": None,
 }
