@@ -19,6 +19,7 @@ def rendered(text: str) -> str:
         ("measured", _measured),
         ("restores", _restores),
         ("kills", _kills),
+        ("phases", _phases),
     ):
         pattern = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text, n = pattern.subn(lambda found, make=make: f"{found[1]}{make()}{found[2]}", text)
@@ -117,6 +118,21 @@ def _kills() -> str:
     return f"""A process that talked to two agents was ended by SIGKILL {result["kills"]} times, {at_random} times at a random instant and otherwise
 at a step of a commit; {result["survived"]} times the store was sound, every turn that had been told of was there, and the conversation
 went on with the tokens of an undisturbed run (`make soak`, `benchmarks/results/soak.json`).
+"""
+
+
+def _phases() -> str:
+    result = _result("phases")
+    played = result["played"]
+    kept, fresh = (played[way] for way in ("persistent", "not persistent"))
+    seconds, computed = (
+        [sum(row[name] for row in rows) for rows in (fresh, kept)] for name in ("total_ms", "computed_tokens")
+    )
+    machine = result["machine"]
+    return f"""Three agents that meet in five phases, with a new engine for each (`benchmarks/results/phases.json`; one run of each way, one
+after the other, at a load average of {machine["load_average"][0]:.0f} on {machine["cores"]} cores): the first token of the fifth phase came after {fresh[-1]["ttft_ms"] / 1e3:.1f} s without kept state
+({fresh[-1]["computed_tokens"]} tokens computed) and after {kept[-1]["ttft_ms"] / 1e3:.1f} s with it ({kept[-1]["computed_tokens"]} tokens). Over all phases {computed[0]} prompt tokens were computed without and {computed[1]} with
+it; all requests together took {seconds[0] / 1e3:.0f} s and {seconds[1] / 1e3:.0f} s, of which decoding is the larger part.
 """
 
 
