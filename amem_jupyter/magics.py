@@ -47,7 +47,7 @@ class AmemMagics(Magics):
     memory = Unicode("", help='most memory for K and V, e.g. "2GB" (default: AMEM_MEMORY)').tag(config=True)
     disk = Unicode("", help='most disk for the store, e.g. "10GB"').tag(config=True)
     codec = Unicode("auto", help="how K and V are stored").tag(config=True)
-    attention = Enum(["auto", "reference"], "auto", help="attention backend").tag(config=True)
+    attention = Enum(["auto", "reference", "cpu"], "auto", help="attention backend").tag(config=True)
     max_tokens = Integer(512, min=1, help="most tokens of a reply").tag(config=True)
     temperature = Float(0.0, help="0 is greedy").tag(config=True)
     top_p = Float(1.0, help="sample from the likeliest tokens that make up this much").tag(config=True)

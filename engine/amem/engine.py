@@ -54,7 +54,7 @@ class Engine:
         disk: the most that the store may take. Default: 10 GB.
         codec: how K and V are stored: "auto", "q4", "q4-affine", "q3", "q2", "q8" or "fp16". "auto" measures once for
             each model on a short text, and takes the first of q4, q8 and fp16 that is true enough (see status).
-        attention: "auto" or "reference".
+        attention: "auto", "cpu" (kernels for Linux on a CPU, with numba) or "reference" (MLX's operations).
         prefill_chunk: tokens of one prefill step, a multiple of 64. Default: by device.
         max_batch: the most requests that run at once.
         step_ms: the most that a reply waits for its next token while another agent's prompt is computed, and a
@@ -605,7 +605,7 @@ class Engine:
                 fingerprint=parts.realm.fingerprint,
                 codec=parts.realm.codec,
                 codec_choice=opened.codec_choice,
-                attention="reference",
+                attention=opened.attention,
                 device=opened.device,
                 blas=opened.blas,
                 context_length=parts.context_length,

@@ -9,8 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from amem.errors import InputError
 from amem.fidelity.choice import choose_codec
+from amem.kv import backend
 from amem.kv.codec import codec_for
 from amem.kv.pool import Pool
 from amem.kv.sequence import StateLayout
@@ -38,6 +38,7 @@ class Opened:
     root: Path
     model_path: Path
     device: str
+    attention: str
     blas: str
     quota: int
     warnings: tuple[str, ...]
@@ -74,17 +75,18 @@ def open_parts(
     """
     if codec != "auto":
         check_codec(codec)
-    if attention not in ("auto", "reference"):
-        raise InputError(f"unknown attention {attention!r}: choose auto or reference.")
+    preparing = backend.choose(attention)
     loaded = load(name, progress=progress)
-    spec = checked_spec(loaded.model, loaded.fingerprint, progress)
+    if not preparing.done() and progress is not None:
+        progress("Compiling the attention kernels for this processor (once).")
+    computing = preparing.result()
+    spec = checked_spec(loaded.model, loaded.fingerprint, progress, backend=computing)
     choice = choose_codec(loaded, spec, progress) if codec == "auto" else None
     chosen = codec_for(choice.codec if choice else codec, spec)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     chunk = prefill_chunk or (128 if on_cpu else 512)
     device = "cpu" if on_cpu else "gpu"
-    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model))
-    warning = blas.warning()
+    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model), computing.attend)
     parts = EngineParts(
         model_name=loaded.name,
         realm=Realm(loaded.fingerprint, chosen.name),
@@ -106,5 +108,6 @@ def open_parts(
         writer=writer,
         sessions=sessions,
     )
-    warnings = (warning,) if warning else ()
-    return Opened(parts, root, loaded.path, device, blas.in_use(), quota, warnings, str(choice) if choice else "")
+    warnings = tuple(warning for warning in (blas.warning(), computing.warning) if warning)
+    choice_text = str(choice) if choice else ""
+    return Opened(parts, root, loaded.path, device, computing.name, blas.in_use(), quota, warnings, choice_text)

@@ -1,11 +1,15 @@
 """Tiny models of every architecture that is carried, run over sequences as the engine runs them."""
 
+import importlib.util
+import math
 from functools import lru_cache
 
+import mlx.core as mx
 import numpy as np
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
+from amem.kv.backend import choose
 from amem.kv.codec import make_codec
 from amem.kv.sequence import SequenceState, StateLayout
 from amem.model.hook import install
@@ -14,17 +18,28 @@ from amem.run.runner import Runner
 from tests.architectures import ARCHITECTURES, VOCABULARY
 from tests.kv import states
 
+#: Whether the kernels for Linux on a CPU can be had.
+CPU = importlib.util.find_spec("numba") is not None and mx.default_device() == mx.Device(mx.cpu)
+
 
 @lru_cache(maxsize=1)  # tests of one architecture follow one another
 def machine(name):
-    """A model's runner and cache spec."""
+    """A model, a runner of it for each attention, and its cache spec."""
     model = ARCHITECTURES[name]()
     install(model)
-    return Runner(model, lambda: make_prompt_cache(model)), probe(model)
+    runners = {
+        backend: Runner(model, lambda: make_prompt_cache(model), choose(backend).result().attend)
+        for backend in ("reference", *(("cpu",) if CPU else ()))
+    }
+    return runners, probe(model)
 
 
 def layout(name, codec):
     return StateLayout(machine(name)[1], make_codec(codec))
+
+
+def runner(name, attention):
+    return machine(name)[0][attention]
 
 
 def token_ids(n_tokens, seed):
@@ -34,8 +49,8 @@ def token_ids(n_tokens, seed):
 class Conversation:
     """A sequence, the ids that it is fed, and the blocks that were exported as soon as they were full."""
 
-    def __init__(self, name, the_layout, pool, ids):
-        self.runner = machine(name)[0]
+    def __init__(self, name, the_layout, pool, ids, attention="reference"):
+        self.runner = runner(name, attention)
         self.state = SequenceState(the_layout, pool)
         self.ids = ids
         self.blocks = []
@@ -43,7 +58,7 @@ class Conversation:
     def prefill(self, lengths):
         for length in lengths:
             at = self.state.n_tokens
-            self.runner.prefill(self.state, self.ids[at : at + length])
+            assert self.runner.prefill(self.state, self.ids[at : at + length]).advance(math.inf)
             self.export()
 
     def decode(self, steps):

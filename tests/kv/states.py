@@ -32,7 +32,7 @@ def random_qkv(spec_layer, n_tokens, seed=0):
     return tuple(x.astype(np.float32) for x in (q, k, v))
 
 
-def step(sequence, data, start, length, *, scale=0.1, sinks=None):
+def step(sequence, data, start, length, *, scale=0.1, sinks=None, attend=attend):
     """One step of all layers: outputs ``[Hq, L, Dv]`` for each slot."""
     sequence.begin_step(length)
     out = {}

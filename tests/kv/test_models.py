@@ -24,6 +24,13 @@ RAGGED = [(0, [], range(5)), (70, [64, 6], range(1, 4)), (150, [17, 128, 5], ran
 
 few = settings(deadline=None, max_examples=2, derandomize=True)
 every_architecture = pytest.mark.parametrize("name", CARRIED)
+both_attentions = pytest.mark.parametrize(
+    "attention",
+    [
+        "reference",
+        pytest.param("cpu", marks=pytest.mark.skipif(not models.CPU, reason="needs numba, and MLX on the CPU")),
+    ],
+)
 
 
 def apart(one, other):
@@ -47,21 +54,22 @@ def members(draw, n_steps):
 
 
 @every_architecture
+@both_attentions
 @few
 @given(codec=st.sampled_from(["exact", "q4"]), batch=st.lists(members(n_steps=5), min_size=2, max_size=3))
 @example(codec="exact", batch=RAGGED)
 @example(codec="q4", batch=RAGGED)
-def test_a_ragged_batch_gives_each_sequence_what_it_gets_alone(name, codec, batch):
+def test_a_ragged_batch_gives_each_sequence_what_it_gets_alone(name, attention, codec, batch):
     """Sequences of any lengths and chunkings join and leave between steps; each has its own RoPE offsets and masks."""
     the_layout, pool = models.layout(name, codec), Pool(10**9)
     alone, joined, ids = [], [], []
     for seed, (n_prompt, chunks, steps) in enumerate(batch):
         ids.append(models.token_ids(n_prompt + len(steps), seed))
-        one = Conversation(name, the_layout, pool, ids[-1])
+        one = Conversation(name, the_layout, pool, ids[-1], attention)
         one.prefill([n_prompt] if n_prompt else [])
         alone.append(one.decode(len(steps)))
         one.state.release()
-        other = Conversation(name, the_layout, pool, ids[-1])
+        other = Conversation(name, the_layout, pool, ids[-1], attention)
         other.prefill(chunks)
         joined.append(other)
     rows = [[] for _ in batch]
@@ -78,12 +86,13 @@ def test_a_ragged_batch_gives_each_sequence_what_it_gets_alone(name, codec, batc
 
 
 @every_architecture
+@both_attentions
 @few
 @given(codec=st.sampled_from(["q4", "fp16"]), n_tokens=st.integers(1, 330), more=st.integers(1, 80), data=st.data())
-def test_evicted_and_forked_sequences_go_on_bit_for_bit(name, codec, n_tokens, more, data):
+def test_evicted_and_forked_sequences_go_on_bit_for_bit(name, attention, codec, n_tokens, more, data):
     """restore(save(x)) == x at a turn's end, as the logits of all that follows show; recurrent states are in it."""
     pool = Pool(10**9)
-    one = Conversation(name, models.layout(name, codec), pool, models.token_ids(n_tokens + more + 2, 0))
+    one = Conversation(name, models.layout(name, codec), pool, models.token_ids(n_tokens + more + 2, 0), attention)
     one.prefill(data.draw(models.chunkings(n_tokens)))
     one.end_turn()
     twins = [one.restored(pool), one.forked(), one]
@@ -109,12 +118,16 @@ def same_bits(one, other):
 
 
 @every_architecture
-def test_no_bit_of_a_sequence_depends_on_its_neighbours(name):
+@both_attentions
+def test_no_bit_of_a_sequence_depends_on_its_neighbours(name, attention):
     """Canaries: neighbours with other tokens, and one whose state is all NaN, leave every logit as it is."""
     the_layout, pool = models.layout(name, "q4"), Pool(10**9)
     found = []
     for seed in (1, 2, 3):
-        batch = [Conversation(name, the_layout, pool, models.token_ids(80, seed if at != 1 else 0)) for at in range(3)]
+        batch = [
+            Conversation(name, the_layout, pool, models.token_ids(80, seed if at != 1 else 0), attention)
+            for at in range(3)
+        ]
         for conversation, n_prompt in zip(batch, (30, 70, 75), strict=True):
             conversation.prefill([n_prompt])
         if seed == 3:

@@ -8,7 +8,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList
 
-from amem.kv.attention import LayerView, attend
+from amem.kv import attention as reference
+from amem.kv.attention import LayerView
+from amem.kv.backend import Attend
 from amem.kv.sequence import SequenceState
 
 
@@ -43,7 +45,9 @@ class LayerCache:
         """Attention of ``queries [B, Hq, L, D]``, each row over its own sequence."""
         del mask  # the model's own: positions decide here
         rows = [
-            attend(queries[row], view, start=sequence.n_tokens, scale=scale, codec=sequence.layout.codec, sinks=sinks)
+            self._batch.attention(
+                queries[row], view, start=sequence.n_tokens, scale=scale, codec=sequence.layout.codec, sinks=sinks
+            )
             for row, (view, sequence) in enumerate(zip(self._views, self._batch.sequences, strict=True))
         ]
         return mx.stack(rows)
@@ -56,7 +60,13 @@ class BatchQuantizedKVCache:
     replaced by ours, recurrent ones are filled with the sequences' states.
     """
 
-    def __init__(self, sequences: Sequence[SequenceState], template: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        sequences: Sequence[SequenceState],
+        template: Callable[[], list[Any]],
+        attention: Attend = reference.attend,
+    ) -> None:
+        self.attention = attention
         self.sequences = list(sequences)
         self.offset: int | mx.array = (
             self.sequences[0].n_tokens

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mlx.nn.layers.base import Module
 
+from amem.kv.backend import REFERENCE, Backend
 from amem.model.hook import install
 from amem.model.probe import probe
 from amem.model.spec import ModelCacheSpec
@@ -15,7 +16,13 @@ from amem.run.remembered import recall, remember
 from amem.run.selfcheck import self_check
 
 
-def checked_spec(model: Module, fingerprint: str, progress: Callable[[str], None] | None = None) -> ModelCacheSpec:
+def checked_spec(
+    model: Module,
+    fingerprint: str,
+    progress: Callable[[str], None] | None = None,
+    *,
+    backend: Backend = REFERENCE,
+) -> ModelCacheSpec:
     """What a model caches, after its attention was seen to be carried exactly.
 
     Raises
@@ -24,12 +31,13 @@ def checked_spec(model: Module, fingerprint: str, progress: Callable[[str], None
         The model's attention cannot be carried.
     """
     install(model)
-    if (known := recall("checked", fingerprint)) is not None:
+    checked = f"checked-{backend.name}"
+    if (known := recall(checked, fingerprint)) is not None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return ModelCacheSpec.from_dict(known)
     if progress is not None:
         progress("Checking that the model's attention is carried exactly (once per model).")
     spec = probe(model)
-    spec = replace(spec, kv_peak=self_check(model, spec))
-    remember("checked", fingerprint, spec.to_dict())
+    spec = replace(spec, kv_peak=self_check(model, spec, backend.attend))
+    remember(checked, fingerprint, spec.to_dict())
     return spec

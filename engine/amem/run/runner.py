@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from greenlet import greenlet
 
+from amem.kv import attention as reference
+from amem.kv.backend import Attend
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
 from amem.model import blas
@@ -16,49 +18,78 @@ from amem.run.threads import PREFILL, ThreadChoice
 
 
 class PrefillChunk:
-    """One chunk of a prompt on its way through the model: laid out at once, computed layer by layer.
+    """One chunk of a prompt on its way through the model, which can be left and taken up again between two layers.
 
     Where it is paused changes no bit of it, unlike a smaller chunk, so it may depend on the time. Until it is done its
-    sequence counts tokens whose K and V are not there yet.
+    sequence holds K and V that it does not count yet. The model's own call is what is paused, so it runs on a stack of
+    its own (a greenlet), in the thread that advances it.
     """
 
-    def __init__(self, pending: Sequence[mx.array]) -> None:
-        self._pending = deque(pending)
+    def __init__(self, compute: Callable[[Callable[[], None]], None]) -> None:
+        self._stack = greenlet(lambda: compute(self._pause))
+        self._until = 0.0
         self.seconds = 0.0  #: computed so far
 
     def advance(self, seconds: float) -> bool:
         """Compute for about this long, a layer at least. True: it is done."""
         blas.set_threads(PREFILL)
         started = time.perf_counter()
-        while self._pending:
-            mx.eval(self._pending.popleft())
-            if time.perf_counter() - started >= seconds:
-                break
+        self._until = started + seconds
+        self._stack.switch()
         self.seconds += time.perf_counter() - started
-        return not self._pending
+        return bool(self._stack.dead)
+
+    def _pause(self) -> None:
+        """Called after each layer: goes back to who advances this chunk if the time is over."""
+        if time.perf_counter() >= self._until:
+            assert self._stack.parent is not None
+            self._stack.parent.switch()
 
 
 class Runner:
     """Feeds tokens to the model. ``template`` makes the model's own cache objects."""
 
-    def __init__(self, model: Callable[..., mx.array], template: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        model: Callable[..., mx.array],
+        template: Callable[[], list[Any]],
+        attention: Attend = reference.attend,
+    ) -> None:
+        self._attention = attention
         self._model = model
         self._template = template
         self._threads = ThreadChoice()
 
     def prefill(self, sequence: SequenceState, token_ids: Sequence[int]) -> PrefillChunk:
-        """Begin to compute the K and V of some tokens. No logits: the output head costs nothing."""
+        """Begin to compute the K and V of some tokens. No logits: the output head costs nothing.
+
+        Raises
+        ------
+            MemoryBudgetError: no room was reserved and the budget has none.
+        """
+
+        def compute(pause: Callable[[], None]) -> None:
+            def attend(*args: Any, **options: Any) -> mx.array:
+                out = self._attention(*args, **options)
+                pause()  # an attention that evaluates its arrays has computed all layers up to here
+                return out
+
+            cache.attention = attend
+            self._model(mx.array([list(token_ids)]), cache=cache.layers)
+            for array in cache.end(len(token_ids)):
+                mx.eval(array)
+                pause()
+
         cache = BatchQuantizedKVCache([sequence], self._template)
         cache.begin(len(token_ids))
-        self._model(mx.array([list(token_ids)]), cache=cache.layers)
-        return PrefillChunk(cache.end(len(token_ids)))
+        return PrefillChunk(compute)
 
     def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
         """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
         choice = self._threads.pick() if len(sequences) == 1 else PREFILL
         started = time.perf_counter()
         blas.set_threads(choice)
-        cache = BatchQuantizedKVCache(sequences, self._template)
+        cache = BatchQuantizedKVCache(sequences, self._template, self._attention)
         cache.begin(1)
         logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)
         mx.eval(logits, cache.end(1))

@@ -10,6 +10,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from amem.errors import UnsupportedModel
+from amem.kv import attention as reference
+from amem.kv.backend import Attend
 from amem.kv.cache import BatchQuantizedKVCache, LayerCache
 from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
@@ -29,7 +31,7 @@ _COMPARED = 8
 _ROUNDING = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 
-def self_check(model: Module, spec: ModelCacheSpec) -> float:
+def self_check(model: Module, spec: ModelCacheSpec, attention: Attend = reference.attend) -> float:
     """Run two prompts, chunked and then as a ragged batch, on both kinds of cache, and compare all logits.
 
     Gives the largest value of K, or norm of a token's V in one head, that it met. Ours keeps everything at full
@@ -41,7 +43,7 @@ def self_check(model: Module, spec: ModelCacheSpec) -> float:
         The model does not run on our caches, some of its attention does not reach them, or its logits differ.
     """
     install(model)
-    check = _Check(model, spec)
+    check = _Check(model, spec, attention)
     with spy() as calls:
         try:
             prompts = [_token_ids(model, length, seed) for seed, length in enumerate(_PROMPTS)]
@@ -75,8 +77,9 @@ def self_check(model: Module, spec: ModelCacheSpec) -> float:
 class _Check:
     """Runs a model on our caches, and counts how often it was called."""
 
-    def __init__(self, model: Module, spec: ModelCacheSpec) -> None:
+    def __init__(self, model: Module, spec: ModelCacheSpec, attention: Attend) -> None:
         self._model = model
+        self._attention = attention
         dtype = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}[spec.dtype]
         self._layout = StateLayout(spec, make_codec("exact", compute_dtype=dtype))
         self.n_calls = 0
@@ -101,7 +104,7 @@ class _Check:
 
     def _step(self, sequences: list[SequenceState], token_ids: list[list[int]]) -> mx.array:
         length = len(token_ids[0])
-        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model))
+        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model), self._attention)
         cache.begin(length)
         logits = _last(self._model(mx.array(token_ids), cache=cache.layers))
         mx.eval(logits, cache.end(length))

@@ -1,0 +1,78 @@
+"""Which attention is used, chosen once when a model is loaded: MLX's operations, or kernels for Linux on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from amem.errors import InputError
+from amem.kv import attention as reference
+from amem.kv.attention import LayerView
+from amem.kv.codec import Codec
+
+BACKENDS = ("auto", "reference", "cpu")
+_REMEDY = f"`{sys.executable} -m pip install numba` and restart"
+
+
+class Attend(Protocol):
+    """See `amem.kv.attention.attend`."""
+
+    def __call__(
+        self, q: mx.array, view: LayerView, *, start: int, scale: float, codec: Codec, sinks: mx.array | None = None
+    ) -> mx.array: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute attention."""
+
+    name: str  #: "reference" or "cpu"
+    attend: Attend
+    warning: str | None = None  #: why it is not the one that would be faster here
+
+
+REFERENCE = Backend("reference", reference.attend)
+
+
+def choose(name: str) -> Future[Backend]:
+    """The backend of this name; "auto" is the one that suits this machine. It is got ready in a thread.
+
+    The first time on a machine the kernels are compiled, which takes about ten seconds; later they are read from
+    numba's cache beside their source.
+
+    Raises
+    ------
+        InputError: no such backend, or it cannot run here.
+    """
+    if name not in BACKENDS:
+        raise InputError(f"unknown attention {name!r}: choose one of {', '.join(BACKENDS)}.")
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    if name == "cpu" and not on_cpu:
+        raise InputError("attention 'cpu' reads what MLX computed on the CPU, and it computes on a GPU: choose auto.")
+    if name == "cpu" and importlib.util.find_spec("numba") is None:
+        raise InputError(f"attention 'cpu' needs numba: {_REMEDY}, or choose auto.")
+    future: Future[Backend] = Future()
+    if name == "reference" or not on_cpu or (name == "auto" and sys.platform != "linux"):
+        future.set_result(REFERENCE)
+        return future
+    pool = ThreadPoolExecutor(1, "amem-compile")
+    future = pool.submit(_compiled)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _compiled() -> Backend:
+    if importlib.util.find_spec("numba") is None:
+        warning = f"Attention is several times slower on the CPU without numba: {_REMEDY}."
+        return Backend("reference", reference.attend, warning)
+    try:
+        from amem.kv.cpu import attend
+    except Exception as error:  # noqa: BLE001  # whatever numba does not like here, the reference computes the same
+        warning = f"The CPU's attention kernels could not be compiled ({error}); attention is several times slower."
+        return Backend("reference", reference.attend, warning)
+    return Backend("cpu", attend)
