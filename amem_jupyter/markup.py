@@ -178,17 +178,18 @@ def block_words(block: BlockInfo) -> str:
     return " · ".join(words)
 
 
-def block_strip(blocks: Sequence[BlockInfo], glyph_size: int = 15) -> Picture:
-    """One mark per block."""
+def block_strip(blocks: Sequence[BlockInfo], glyph_size: int = 15, texts: Sequence[str] = ()) -> Picture:
+    """One mark per block; hovering tells about it, and its text if `texts` has one for each."""
     rich = []
-    for block in blocks:
+    for number, block in enumerate(blocks):
         glyph, colour = RESIDENCY[block.residency]
+        words = "\n".join([block_words(block), *texts[number : number + 1]])
         flags = block_mark(block)[1:]
         under = f"2px solid {GREEN if block.new else 'transparent'}"
         mark = span(glyph, f"color:{colour};border-bottom:{under}") + (
             span(flags, f"color:{GREEN if block.new else '#888888'};font-family:sans-serif") if flags else ""
         )
-        rich.append(span(mark, "white-space:nowrap", block_words(block)))
+        rich.append(span(mark, "white-space:nowrap", words))
     style = f"{MONO};font-size:{glyph_size}px;line-height:1.5"
     return Picture(span(" ".join(rich), style), " ".join(block_mark(block) for block in blocks))
 
@@ -206,7 +207,9 @@ def strip_legend(blocks: Sequence[BlockInfo]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> Picture:
     """A table of plain text cells; columns in `numeric` are set to the right."""
-    cell = f"padding:2px 10px 2px 0;border:none;border-bottom:1px solid {LINE};background:transparent"
+    cell = (
+        f"padding:2px 10px 2px 0;border:none;border-bottom:1px solid {LINE};background:transparent;white-space:nowrap"
+    )
 
     def aligned(index: int) -> str:
         return f"{cell};text-align:{'right' if index in numeric else 'left'}"

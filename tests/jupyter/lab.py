@@ -116,6 +116,32 @@ class Lab:
             "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.innerText.includes('*'))"
         )
 
+    def cell(self, number):
+        """A cell, counted from 0."""
+        return self.page.locator(f".jp-Notebook .jp-Cell:nth-child({number + 1})")
+
+    def edit(self, number, source):
+        """Write something else into a cell."""
+        self.page.evaluate(
+            "([n, text]) => window.jupyterapp.shell.currentWidget.content.widgets[n].model.sharedModel.setSource(text)",
+            [number, source],
+        )
+
+    def run(self, number):
+        """Run one cell."""
+        self.page.evaluate(
+            """(number) => {
+                const notebook = window.jupyterapp.shell.currentWidget.content;
+                notebook.deselectAll();
+                notebook.activeCellIndex = number;
+                window.jupyterapp.commands.execute('notebook:run-cell');
+            }""", number
+        )  # fmt: skip
+
+    def shoot(self, number, file):
+        """A picture of what a cell shows."""
+        self.cell(number).locator(".jp-OutputArea-output").last.screenshot(path=file, animations="disabled")
+
     def text(self):
         """All that the notebook shows."""
         return self.page.locator(".jp-Notebook").inner_text()

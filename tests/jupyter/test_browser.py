@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.jupyter.lab import CHROMIUM, Lab, browser, server, write_notebook
@@ -40,7 +44,7 @@ def open_notebook(folder, lab_address, chromium, request):
     opened = []
 
     def open_one(*sources):
-        path = write_notebook(folder / f"{request.node.name}.ipynb", *sources)
+        path = write_notebook(folder / f"{request.node.name}-{len(opened)}.ipynb", *sources)
         opened.append(Lab(chromium, lab_address, path))
         return opened[-1]
 
@@ -52,6 +56,17 @@ def open_notebook(folder, lab_address, chromium, request):
 def views(notebook):
     """The outputs of a saved notebook that are widget views."""
     return [output for cell in notebook.cells for output in cell.get("outputs", []) if VIEW in output.get("data", {})]
+
+
+def printed(notebook, cell):
+    """What a cell of a saved notebook printed."""
+    return "".join(output.text for output in notebook.cells[cell].outputs if output.output_type == "stream")
+
+
+def metrics(notebook, cell):
+    """The metrics of the reply in a cell of a saved notebook."""
+    (found,) = [output.metadata["amem"] for output in notebook.cells[cell].outputs if "amem" in output.metadata]
+    return found
 
 
 def test_run_all_save_restart_and_open_again(open_notebook):
@@ -109,3 +124,129 @@ def test_an_untrusted_notebook_shows_its_cards(open_notebook, folder, lab_addres
         assert "layers 0-29" in other.text()
     finally:
         other.page.close()
+
+
+def test_a_dashboard_and_a_tree_are_clicked_and_saved_as_pictures(open_notebook):
+    """They live between cells, and follow others; the document never holds their views, alive or after a restart."""
+    lab = open_notebook(
+        SETUP, "%load_ext amem_jupyter", "%%agent planner\nHello", "%%agent planner\nGo on", "%amem status --live",
+        "%amem tree planner", "%%agent critic\nHm",
+    )  # fmt: skip
+    lab.command("notebook:run-all-cells")
+    lab.wait_idle()
+    lab.wait_text("critic", cell=4)
+    board, tree = lab.cell(4).locator(".amem-board"), lab.cell(5).locator(".amem-tree")
+    board.get_by_title("evict planner").click()
+    lab.wait_text("planner is on disk only", cell=4)
+    lab.wait_text("▨ warm", cell=4)
+    board.get_by_title("restore planner").click()
+    lab.wait_text("planner is in memory", cell=4)
+    tree.get_by_text("Hello").click()
+    lab.wait_text("planner stands at turn", cell=5)
+    assert "Hello  ← here" in tree.inner_text().replace("\N{NO-BREAK SPACE}", " ")
+    saved = lab.save()
+    assert board.is_visible()
+    assert views(saved) == []
+    assert "planner" in saved.cells[4].outputs[-1].data["text/plain"]
+    assert "← here" in saved.cells[5].outputs[-1].data["text/html"]
+    lab.restart()
+    assert views(lab.save()) == []
+    lab.open()
+    lab.wait_text("← here", cell=5)
+    assert "model not found" not in lab.text()
+
+
+def test_a_reply_in_the_background_streams_into_its_own_cell(open_notebook):
+    """While the next cells run and print."""
+    lab = open_notebook(
+        SETUP, "%load_ext amem_jupyter", "script.enqueue(*['word '] * 60, delay_s=0.05)",
+        "%%agent planner --background\nGo on", "for i in range(3):\n    print('line', i)", "%amem wait",
+    )  # fmt: skip
+    lab.command("notebook:run-all-cells")
+    lab.wait_text("line 2", cell=4)
+    lab.wait_text("word word", cell=3)
+    lab.wait_text("planner: done", cell=5)
+    lab.wait_text("TTFT 180 ms", cell=3)
+    assert "word" not in lab.cell(4).inner_text()
+    assert "line" not in lab.cell(3).locator(".jp-Cell-outputArea").inner_text()
+
+
+def test_two_notebooks_at_once_have_two_planners(open_notebook, tiny_model_path, tmp_path):
+    """In one store, each in a kernel and a page of its own."""
+    load = f"%load_ext amem_jupyter\n%amem load {tiny_model_path} --memory 200MB --store {tmp_path / 'store'}"
+    asked = "%%agent planner --max-tokens 4\n{}"
+    first = open_notebook(load, asked.format("We grow apples."), "%amem history planner")
+    second = open_notebook(load, asked.format("We sell boats."), "%amem history planner")
+    for lab in (first, second):
+        lab.command("notebook:run-all-cells")
+    for lab, own, other in ((first, "apples", "boats"), (second, "boats", "apples")):
+        lab.wait_text(f"{own}.", cell=2)
+        lab.wait_idle()
+        assert other not in lab.cell(2).inner_text()
+
+
+MESSAGE = (
+    "We sell a small greenhouse kit for balconies. It folds, it costs 89 euros, and a sensor tells a phone when the soil "
+    "is dry. Our customers live in cities and have little time. "
+) * 3 + "How should we tell them about it?"
+
+
+def test_restart_and_run_all_walks_through_what_is_stored(open_notebook, bundled_model_path, tmp_path):
+    """Another process, the same greedy replies, from disk and sooner. The pictures in README are of this notebook."""
+    store = tmp_path / "store"
+    lab = open_notebook(
+        f"%load_ext amem_jupyter\n%amem load {bundled_model_path} --store {store}\nimport os\nprint('pid', os.getpid())",
+        f"%%agent planner --max-tokens 8 --into one\n{MESSAGE}",
+        "%%agent planner --max-tokens 6 --into two\nName one risk.",
+        "print(one.token_ids, two.token_ids)",
+        "%amem map planner",
+        "%amem tree planner",
+        "%amem status --live\nprint('all ran')",
+    )  # fmt: skip
+    saved = []
+    for _ in range(2):
+        lab.command("notebook:run-all-cells")
+        lab.wait_text("all ran", cell=6)
+        lab.wait_idle()
+        saved.append(lab.save())
+        lab.restart()
+    before, after = saved
+    assert re.findall(r"pid \d+", printed(before, 0)) != re.findall(r"pid \d+", printed(after, 0))
+    assert printed(before, 3) == printed(after, 3)
+    for cell in (1, 2):
+        first, again = metrics(before, cell), metrics(after, cell)
+        assert first["turn"] == again["turn"]
+        assert again["match"] == "EXACT"
+    first, again = metrics(before, 1), metrics(after, 1)
+    assert (first["match"], again["residency"]) == ("COLD", "warm")
+    assert again["reused_tokens"] > again["computed_tokens"]
+    assert again["ttft_ms"] < first["ttft_ms"]
+    assert views(before) == views(after) == []
+
+
+def test_pictures_for_readme(open_notebook, bundled_model_path, tmp_path):
+    """Card, map, tree and dashboard, as they look; AMEM_SCREENSHOTS names the folder that README shows."""
+    folder = Path(os.environ.get("AMEM_SCREENSHOTS") or tmp_path)
+    lab = open_notebook(
+        f"%load_ext amem_jupyter\n%amem space launch\n%amem load smollm2-135m --store {tmp_path / 'store'}",
+        f"%%agent planner --max-tokens 24\n{MESSAGE}",
+        "%%agent planner --max-tokens 24\nName one risk.",
+        "%%agent planner --max-tokens 16\nName one chance.",
+        "%amem fork planner variant",
+        "%%agent variant --max-tokens 12\nSay it in other words.",
+        "%amem evict variant\n%amem pin planner",
+        "%amem map planner",
+        "%amem tree planner",
+        "%amem status --live",
+    )  # fmt: skip
+    lab.command("application:toggle-left-area")
+    lab.command("notebook:run-all-cells")
+    lab.wait_text("variant", cell=9)
+    lab.wait_idle()
+    lab.edit(2, "%%agent planner --max-tokens 24\nName one risk, and what to do about it.")
+    lab.run(2)
+    lab.wait_text("another branch", cell=2)
+    lab.wait_idle()
+    for name, cell in {"card": 2, "map": 7, "tree": 8, "dashboard": 9}.items():
+        lab.shoot(cell, folder / f"{name}.png")
+        assert (folder / f"{name}.png").stat().st_size > 2000
