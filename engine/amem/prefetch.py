@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from amem.errors import AmemError
+from amem.errors import AmemError, StoreError
 from amem.parts import EngineParts
 from amem.restoring import Restore
 from amem.results import PrefetchStatus, Residency
@@ -60,14 +60,18 @@ class Prefetch:
         self._expected.discard(key)
         space = session.store.space
         if self._last.get(space, key) != key:
-            self._parts.store.record_transition(space, self._last[space], key)
+            with contextlib.suppress(StoreError):  # an index that cannot be written fails no request
+                self._parts.store.record_transition(space, self._last[space], key)
         self._last[space] = key
 
     def expect(self, session: AgentSession) -> None:
-        """Restore who usually comes next: an agent's request has all that it needs."""
+        """Restore who usually comes next: an agent has begun to answer."""
         if self._parts.scheduler.crowded:
             return
-        keys = self._parts.store.likely_next(session.store.space, session.store.key, _MOST)
+        try:
+            keys = self._parts.store.likely_next(session.store.space, session.store.key, _MOST)
+        except StoreError:
+            return
         self._guesses = {key: guess for key, guess in self._guesses.items() if guess.reading or guess.session.hot_bytes}
         spared = [guess.session for key, guess in self._guesses.items() if key in keys]
         spared += [other for other in self._sessions.values() if other.store.key in keys]

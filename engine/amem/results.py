@@ -100,7 +100,7 @@ class ReplyMetrics(_Record):
     computed_tokens: int  #: prompt tokens that were run through the model
     generated_tokens: int
     ttft_ms: float
-    queue_ms: float
+    queue_ms: float  #: waiting for its turn, for room in memory, and for others' steps when its bytes were in
     match_ms: float
     restore_ms: float
     prefill_ms: float

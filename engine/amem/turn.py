@@ -183,6 +183,8 @@ class TurnWork:
         whole = [b for b in self._found.blocks if b.start + BLOCK_TOKENS <= self._found.n_block_tokens]
         self._base = self._base_of_hot() if self._reuse_hot else whole[-1] if whole else None
         self._first_new_block = _end(self._base) // BLOCK_TOKENS
+
+    def answering(self, request: Request) -> None:  # noqa: ARG002  # of the protocol
         if self._parts.prefetch is not None:
             self._parts.prefetch.expect(self._session)
 
@@ -466,7 +468,7 @@ class TurnWork:
         marks, session, parts = request.marks, self._session, self._parts
         decode_s = marks.last_token - marks.first_token
         n = len(request.generated)
-        restore_ms = (marks.restored - marks.matched) * 1e3
+        restore_ms = (marks.restored - marks.matched - request.waited_s) * 1e3
         again = parts.scheduler.rate.seconds(0, request.n_reused)
         return ReplyMetrics(
             agent=session.name,
@@ -479,7 +481,7 @@ class TurnWork:
             computed_tokens=request.n_computed,
             generated_tokens=n,
             ttft_ms=(marks.first_token - marks.submitted) * 1e3,
-            queue_ms=(marks.admitted - marks.submitted) * 1e3,
+            queue_ms=(marks.admitted - marks.submitted + request.waited_s) * 1e3,
             match_ms=(marks.matched - marks.admitted) * 1e3,
             restore_ms=restore_ms,
             prefill_ms=(marks.prefilled - marks.restored) * 1e3,

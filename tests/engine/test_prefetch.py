@@ -1,10 +1,11 @@
 """Prefetch: who usually comes next is restored meanwhile, and nobody is the worse for it."""
 
 import threading
+import time
 
 import pytest
 
-from amem import Engine, InputError, MemoryBudgetError, Residency
+from amem import Engine, InputError, MemoryBudgetError, Residency, StoreError
 from amem.restoring import Restore
 
 LONG = "a list of many words " * 30
@@ -253,3 +254,39 @@ def test_io_threads_cannot_be_negative(open_engine):
     """It is said before a model is loaded."""
     with pytest.raises(InputError, match="io_threads"):
         open_engine(io_threads=-1)
+
+
+def test_an_index_that_cannot_be_used_fails_no_request(engine, monkeypatch):
+    """Only the guess is lost."""
+
+    def broken(*_):
+        raise StoreError("the index is locked")
+
+    for method in ("record_transition", "likely_next"):
+        monkeypatch.setattr(engine._parts.store, method, broken)
+    assert 2 == len(engine.ask_all({"a": "Hello.", "b": "Hello."}, max_tokens=4))
+    assert 0 == engine.status().prefetch.restored
+
+
+def test_waiting_for_others_counts_as_queue_and_not_as_restore(open_engine, slow_reads):
+    """Where a request's bytes are in and the engine is busy, the restore has ended; the parts still add up."""
+    go_on, _ = slow_reads
+    engine = open_engine(prefetch=False)
+    agent = engine.agent("a")
+    agent.ask(LONG, max_tokens=4)
+    agent.evict()
+    stream = agent.stream("Go on.", max_tokens=4)
+    request = stream._request
+    while request.reading is None:
+        time.sleep(0.001)
+    busy = threading.Event()
+    engine._owner.submit(lambda: busy.wait(30))
+    go_on.set()
+    while not request.bytes_in:
+        time.sleep(0.001)
+    time.sleep(0.3)
+    busy.set()
+    metrics = list(stream)[-1].reply.metrics
+    assert metrics.queue_ms >= 300
+    parts = metrics.queue_ms + metrics.match_ms + metrics.restore_ms + metrics.prefill_ms + metrics.first_decode_ms
+    assert metrics.ttft_ms == pytest.approx(parts)

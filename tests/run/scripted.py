@@ -115,6 +115,9 @@ class Work:
         request.sequence = Sequence(self.agent, self.agent.n_tokens)
         request.checkpoint = request.sequence.checkpoint()
 
+    def answering(self, request):
+        assert 1 == len(request.generated)
+
     def progress(self, request):
         pass
 

@@ -55,6 +55,10 @@ class Work(Protocol):
         """Set the request's sequence, when its bytes are in."""
         ...
 
+    def answering(self, request: Request) -> None:
+        """Called with its first token: what is best done while it decodes."""
+        ...
+
     def progress(self, request: Request) -> None:
         """Called after each step; streams full blocks to disk."""
         ...
@@ -106,6 +110,8 @@ class Request:
     n_kept: int = 0  #: generated tokens that the turn keeps
     finish_reason: str = ""
     reading: Future[None] | None = None
+    bytes_in: float = 0.0  #: when ``reading`` was done
+    waited_s: float = 0.0  #: seconds in which nothing but others' work kept it between its match and its prefill
     recorded: Reply | None = None  #: if its reply was given before, and that will do
     _n_told: int = 0  #: tokens whose logprobs went out with an event
     _cancelled: threading.Event = field(default_factory=threading.Event)

@@ -161,9 +161,13 @@ class Scheduler:
                 return
 
     def _take_room(self, request: Request) -> None:
+        now = time.perf_counter()
         if request.work.reserve(request):
             self._matched.remove(request)
             self._reading.append(request)
+            request.waited_s = now - request.marks.matched
+            if request.reading is not None:
+                request.reading.add_done_callback(partial(_note_time, request))
             if request.reading is not None:
                 request.events.put(Event(stage="restore", total=request.n_reused))
         elif len(self._matched) == len(self._active):
@@ -176,6 +180,8 @@ class Scheduler:
                 self._guard(request, partial(self._load, request))
 
     def _load(self, request: Request) -> None:
+        if request.bytes_in:
+            request.waited_s += time.perf_counter() - request.bytes_in
         request.work.load(request)
         self._reading.remove(request)
         request.marks.restored = time.perf_counter()
@@ -280,6 +286,8 @@ class Scheduler:
         request.take(int(request.sample(logits).tolist()))  # type: ignore[arg-type]  # a scalar
         if before:
             self.gaps.record(request.marks.last_token - before)
+        else:
+            request.work.answering(request)
         if not request.finish_reason:
             return
         self._decoding.remove(request)
@@ -333,3 +341,7 @@ class Scheduler:
         for stage in (self._waiting, self._matched, self._reading, self._prefilling, self._decoding, self._closing):
             if request in stage:
                 stage.remove(request)
+
+
+def _note_time(request: Request, _reading: Future[None]) -> None:
+    request.bytes_in = time.perf_counter()
