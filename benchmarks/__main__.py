@@ -3,5 +3,5 @@
 import subprocess
 import sys
 
-for name in ("first_session", "next_turn", "phases", "restore"):
+for name in ("first_session", "next_turn", "phases", "restore", "batch", "overlap", "eviction"):
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

@@ -187,6 +187,7 @@ def _ask(options: argparse.Namespace) -> int:
         options.store,
         space=options.space or DEFAULT_SPACE,
         memory=options.memory,
+        prefetch=False,  # it ends before anybody else is asked
         progress=_progress,
     ) as engine:
         events = engine.agent(options.name).stream(text, system=options.system, seed=options.seed, **settings)
