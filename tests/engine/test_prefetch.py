@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from amem import Engine, InputError, MemoryBudgetError, Residency, StoreError
+from amem import Cancelled, Engine, InputError, MemoryBudgetError, Residency, StoreError
 from amem.restoring import Restore
 
 LONG = "a list of many words " * 30
@@ -157,6 +157,26 @@ def test_a_restore_under_way_makes_room_for_a_request(open_engine, budget_for, s
     assert reply.token_ids
     assert engine.status().peak_hot_bytes <= budget
     assert Residency.WARM is engine.agent("b").status.residency
+
+
+def test_a_request_that_is_cancelled_while_its_bytes_are_read_holds_nothing(engine, slow_reads):
+    """Neither its room nor what was read; the next one reads anew."""
+    go_on, _ = slow_reads
+    agent = engine.agent("a")
+    agent.ask(LONG, max_tokens=4)
+    wanted = agent.fork("twin").ask("Go on.", max_tokens=8)
+    engine.agent("twin").delete()
+    agent.evict()
+    stream = agent.stream("Go on.", max_tokens=8)
+    while stream._request.reading is None:
+        time.sleep(0.001)
+    assert engine._parts.pool.used > 0
+    stream.cancel()
+    threading.Timer(0.1, go_on.set).start()
+    with pytest.raises(Cancelled):
+        list(stream)
+    assert 0 == engine._owner.call(lambda: engine._parts.pool.used)
+    assert wanted.token_ids == agent.ask("Go on.", max_tokens=8).token_ids
 
 
 def test_nobody_is_restored_while_requests_wait(open_engine, budget_for):
