@@ -132,3 +132,111 @@ def single(_typing: Any, _address: Any) -> Any:
         return builder.load(_at(builder, args[0], _FLOAT), align=4)
 
     return types.float32(types.int64), lower
+
+
+@intrinsic
+def address_of(_typing: Any, symbol: Any) -> Any:
+    """The address that `llvmlite.binding.add_symbol` gave for a name (a literal string)."""
+    if not isinstance(symbol, types.StringLiteral):
+        return None  # numba asks again with the literal
+    name = symbol.literal_value
+
+    def lower(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        place = cgutils.add_global_variable(builder.module, ir.IntType(8), name)
+        return builder.ptrtoint(place, ir.IntType(64))
+
+    return types.int64(symbol), lower
+
+
+@intrinsic
+def pointer(_typing: Any, _address: Any) -> Any:
+    """An address as a pointer that `numba.carray` takes."""
+
+    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), lower
+
+
+@intrinsic
+def put(_typing: Any, _address: Any, _value: Any) -> Any:
+    """Store a float32 at an address; gives it back."""
+
+    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        builder.store(args[1], _at(builder, args[0], _FLOAT), align=4)
+        return args[1]
+
+    return types.float32(types.int64, types.float32), lower
+
+
+def _sum(builder: Any, vector: Any) -> Any:
+    """The sum of 8 lanes, always in the same order."""
+    undefined = ir.Constant(vector.type, ir.Undefined)
+    for half_way in (4, 2, 1):
+        order = [(lane + half_way) % _LANES for lane in range(_LANES)]
+        turned = builder.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(_INT, _LANES), order))
+        vector = builder.fadd(vector, turned)
+    return builder.extract_element(vector, ir.Constant(_INT, 0))
+
+
+def _dot_codes(bits: int) -> Any:
+    per_word = 32 // bits
+    ints, pair = ir.VectorType(_INT, _LANES), ir.VectorType(_HALF, 2)
+    spread = ir.Constant(ir.VectorType(_INT, _LANES), [0] * 4 + [1] * 4)
+
+    def factors(builder: Any, address: Any, block: Any) -> Any:
+        both = builder.load(_at(builder, address, pair, builder.mul(block, block.type(4))), align=2)
+        both = builder.fpext(both, ir.VectorType(_FLOAT, 2))
+        return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), spread)
+
+    def typed(_typing: Any, _words: Any, _n: Any, _x: Any, _stride: Any, _sums: Any, _scales: Any, _biases: Any) -> Any:
+        def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            words, n_blocks, x, stride, sums, scales, biases = args
+            total = cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, None))
+            with cgutils.for_range(builder, n_blocks) as loop:
+                block = loop.index
+                at = builder.mul(block, block.type(4 * _LANES))
+                codes = builder.load(_at(builder, words, ints, at), align=4)
+                dot = ir.Constant(_FLOATS, None)
+                for j in range(per_word):
+                    code = builder.lshr(codes, ir.Constant(ints, [bits * j] * _LANES))
+                    code = builder.and_(code, ir.Constant(ints, [(1 << bits) - 1] * _LANES))
+                    offset = builder.add(at, builder.mul(stride, stride.type(j)))
+                    factor = builder.load(_at(builder, x, _FLOATS, offset), align=4)
+                    dot = _fma(builder, builder.sitofp(code, _FLOATS), factor, dot)
+                sum_at = builder.load(_at(builder, sums, _FLOATS, at), align=4)
+                part = _fma(builder, sum_at, factors(builder, biases, block), builder.load(total))
+                builder.store(_fma(builder, dot, factors(builder, scales, block), part), total)
+            return _sum(builder, builder.load(total))
+
+        i8 = types.int64
+        return types.float32(i8, i8, i8, i8, i8, i8, i8), lower
+
+    return intrinsic(typed)
+
+
+#: The product of a row of codes with x: for each word w with codes n_j, ``sum_j (n_j scale + bias) x[j, w]``.
+#: Arguments: address of the words, how many times 8 they are, address of x, bytes from one of its j to the next,
+#: addresses of the sums ``sum_j x[j, w]`` and of float16 scales and biases, one for four words each.
+dot_codes4 = _dot_codes(4)
+dot_codes8 = _dot_codes(8)
+
+
+@intrinsic
+def dot_floats(_typing: Any, _a: Any, _b: Any, _n: Any) -> Any:
+    """The product of two rows of ``32 n`` floats at two addresses."""
+
+    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        a, b, n = args
+        zero = ir.Constant(_FLOATS, None)
+        totals = [cgutils.alloca_once_value(builder, zero) for _ in range(4)]
+        with cgutils.for_range(builder, n) as loop:
+            for i, total in enumerate(totals):
+                at = builder.mul(loop.index, loop.index.type(128))
+                at = builder.add(at, at.type(32 * i))
+                one, other = (builder.load(_at(builder, address, _FLOATS, at), align=4) for address in (a, b))
+                builder.store(_fma(builder, one, other, builder.load(total)), total)
+        first, second, third, fourth = (builder.load(total) for total in totals)
+        return _sum(builder, builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth)))
+
+    return types.float32(types.int64, types.int64, types.int64), lower

@@ -23,6 +23,9 @@ _FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 _PREFIX = "scipy_"
 
 
+_rows_sent: dict[int, int] = {}  # slot -> address of the library's function, where the slot no longer has it
+
+
 @dataclass(frozen=True)
 class _Mlx:
     library: ctypes.CDLL
@@ -55,6 +58,27 @@ def in_use() -> str:
     if mlx is None:
         return ""
     return _describe(_bound_file(mlx))
+
+
+def library_address() -> int | None:
+    """Where the ``cblas_sgemm`` of the optimized library that is in use lies; None without one."""
+    mlx = _mlx()
+    if mlx is None or not _is_fast(_bound_file(mlx)):
+        return None
+    return _rows_sent.get(mlx.slots["cblas_sgemm"], elf.read_slot(mlx.slots["cblas_sgemm"]))
+
+
+def send_rows(address: int) -> None:
+    """Send MLX's products to another ``cblas_sgemm``, one that hands on to the library what it does not compute."""
+    library, mlx = library_address(), _mlx()
+    if library is not None and mlx is not None and address not in {library, elf.read_slot(mlx.slots["cblas_sgemm"])}:
+        _rows_sent[mlx.slots["cblas_sgemm"]] = library
+        elf.write_slot(mlx.slots["cblas_sgemm"], address)
+
+
+def rows_sent() -> bool:
+    """Whether single rows are computed elsewhere than in the library."""
+    return bool(_rows_sent)
 
 
 def set_threads(n: int) -> None:
@@ -144,7 +168,8 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 
 def _bound_file(mlx: _Mlx) -> str:
     """Path of the library that ``cblas_sgemm`` goes to."""
-    path = elf.file_of(elf.read_slot(mlx.slots["cblas_sgemm"]))
+    slot = mlx.slots["cblas_sgemm"]
+    path = elf.file_of(_rows_sent.get(slot, elf.read_slot(slot)))
     if path and Path(path).resolve() != mlx.path.resolve():
         return path
     # Not bound yet: the slot still leads back to the loader, which will look in the global scope first.

@@ -9,12 +9,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from amem.errors import ModelError, UnsupportedModel
-from amem.model import blas, bundled, hub
+from amem.model import blas, bundled, hub, packed
 from amem.model.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -70,11 +72,12 @@ def load(name_or_path: str | Path, *, progress: bundled.Progress | None = None) 
         An architecture that mlx-lm does not know, or one that brings its own code (which is never run).
     """
     blas.ensure()
+    products = packed.prepare()
     name = str(name_or_path)
     folder = _resolve(name, progress)
     if progress is not None:
         progress(f"Loading {name}.")
-    return _load_folder(name, folder)
+    return _load_folder(name, folder, products)
 
 
 def models() -> list[ModelInfo]:
@@ -106,7 +109,7 @@ def _resolve(name: str, progress: bundled.Progress | None) -> Path:
     raise ModelError(f"Unknown model {name!r}; {hint} A model folder or a hub id like 'owner/name' works too.")
 
 
-def _load_folder(name: str, folder: Path) -> LoadedModel:
+def _load_folder(name: str, folder: Path, products: Future[ModuleType | None] | None) -> LoadedModel:
     _check_folder(folder)
     import mlx.core as mx
     from mlx_lm.utils import load_model, load_tokenizer
@@ -118,9 +121,13 @@ def _load_folder(name: str, folder: Path) -> LoadedModel:
         reason = " ".join(str(error).split()) or type(error).__name__
         kind = UnsupportedModel if "not supported" in reason or "custom" in reason else ModelError
         raise kind(f"The model {name} cannot be loaded: {reason}") from error
+    matrices = {}
     if _widen(model):
+        matrices = packed.collect(model)
         _as_float32(model)
     mx.eval(model.state)  # RoPE frequencies are no parameters, but lazy all the same
+    if products is not None and (compiled := products.result()) is not None:
+        packed.register(model, matrices, compiled)
     dtype = _compute_dtype(model)
     return LoadedModel(
         model=model,

@@ -86,13 +86,14 @@ class Runner:
 
     def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
         """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
-        choice = self._threads.pick() if len(sequences) == 1 else PREFILL
+        choosing = len(sequences) == 1 and not blas.rows_sent()  # the library has nothing to do otherwise
+        choice = self._threads.pick() if choosing else PREFILL
         started = time.perf_counter()
         blas.set_threads(choice)
         cache = BatchQuantizedKVCache(sequences, self._template, self._attention)
         cache.begin(1)
         logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)
         mx.eval(logits, cache.end(1))
-        if len(sequences) == 1:
+        if choosing:
             self._threads.record(choice, time.perf_counter() - started)
         return logits

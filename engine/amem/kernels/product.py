@@ -1,0 +1,137 @@
+"""One row times a matrix of weights, for the row of a decode step: in float32, or straight from packed weights.
+
+MLX calls ``cblas_sgemm`` for such a product, which OpenBLAS computes at a fraction of the memory's rate. A function
+that is compiled here takes its place: it computes a row times a transposed matrix, and hands anything else on to the
+library. A matrix that is in the table of packed weights is not read at all, only its packed form: a fifth of the bytes
+or less. What is summed is the same up to rounding, in an order that is fixed for each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+from llvmlite import binding
+
+from amem.kernels.vectors import address_of, dot_codes4, dot_codes8, dot_floats, pointer, put, single
+
+SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a model has matrices
+#: Columns of the table: address of the float32 matrix (0: free), its rows and columns, bits of a code, addresses of the
+#: codes ``[rows, columns * bits / 32]`` and of the float16 scales and biases, one for each four words. The last row is
+#: no slot: it counts the products with packed weights and with float32 ones.
+COLUMNS = 7
+BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
+_ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
+_LIBRARY, _TABLE = "amem_library_sgemm", "amem_packed_weights"
+
+Floats = npt.NDArray[np.float32]
+Table = npt.NDArray[np.int64]
+
+#: Numba reads it by its address, so that what was compiled can be kept on disk.
+table: Table = np.zeros((SLOTS + 1, COLUMNS), np.int64)
+
+_compiled = nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+_i4, _i8, _f4 = nb.types.int32, nb.types.int64, nb.types.float32
+_SGEMM = nb.types.void(_i4, _i4, _i4, _i4, _i4, _i4, _f4, _i8, _i4, _i8, _i4, _f4, _i8, _i4)
+_library_sgemm = nb.types.ExternalFunction(_LIBRARY, _SGEMM)
+
+
+def enter(address: int, entry: Sequence[int]) -> bool:
+    """Let products with the float32 matrix at an address read its packed form; False if the table is full.
+
+    ``entry`` has the columns of `table` after the address. Whoever enters keeps all of the arrays alive.
+    """
+    for probe in range(SLOTS):
+        at = ((address >> 6) + probe) & (SLOTS - 1)
+        if table[at, 1] == 0:
+            table[at, 2:] = entry[1:]
+            table[at, 0] = address  # a thread that multiplies may look at any time: the rows, which are tested, go last
+            table[at, 1] = entry[0]
+            return True
+    return False
+
+
+def leave(address: int) -> None:
+    """Take a matrix out of the table. Its slot can be used again, and does not end the search for others."""
+    at = _find(table, address)
+    if at >= 0:
+        table[at, 1] = 0
+
+
+@_compiled
+def _find(slots: Table, address: int) -> int:
+    """The slot of a packed matrix, or -1."""
+    at = (address >> 6) & (SLOTS - 1)
+    while slots[at, 0] != 0:
+        if slots[at, 0] == address and slots[at, 1] != 0:
+            return at
+        at = (at + 1) & (SLOTS - 1)
+    return -1
+
+
+@_compiled
+def _row_times_packed(entry: Table, x: int, alpha: np.float32, beta: np.float32, out: int) -> None:
+    bits = entry[3]
+    per_word = 32 // bits
+    n_words = entry[2] // per_word
+    turned = np.empty((per_word, n_words), np.float32)
+    sums = np.zeros(n_words, np.float32)
+    for w in range(n_words):
+        for j in range(per_word):
+            value = single(x + 4 * (per_word * w + j))
+            turned[j, w] = value
+            sums[w] += value
+    n_blocks, stride = n_words // BLOCK_WORDS, n_words * 4
+    for row in range(entry[1]):
+        codes = entry[4] + row * n_words * 4
+        scales, biases = entry[5] + row * n_words // 2, entry[6] + row * n_words // 2
+        if bits == 4:
+            dot = dot_codes4(codes, n_blocks, turned.ctypes.data, stride, sums.ctypes.data, scales, biases)
+        else:
+            dot = dot_codes8(codes, n_blocks, turned.ctypes.data, stride, sums.ctypes.data, scales, biases)
+        _finish(dot, alpha, beta, out + 4 * row)
+
+
+@_compiled
+def _row_times_floats(
+    matrix: int, rows: int, columns: int, stride: int, x: int, alpha: np.float32, beta: np.float32, out: int
+) -> None:
+    whole = columns // 32
+    for row in range(rows):
+        at = matrix + row * stride * 4
+        dot = dot_floats(at, x, whole)
+        for k in range(32 * whole, columns):
+            dot += single(at + 4 * k) * single(x + 4 * k)
+        _finish(dot, alpha, beta, out + 4 * row)
+
+
+@_compiled
+def _finish(dot: np.float32, alpha: np.float32, beta: np.float32, out: int) -> None:
+    put(out, alpha * dot if beta == 0 else alpha * dot + beta * single(out))  # what is there may be no number yet
+
+
+def compiled_sgemm(library: int) -> int:
+    """Address of a ``cblas_sgemm`` that computes single rows here, and hands the rest to the one at an address.
+
+    The first time on a machine it is compiled. One for each process: another ``library`` later changes nothing.
+    """
+    binding.add_symbol(_LIBRARY, library)
+    binding.add_symbol(_TABLE, table.ctypes.data)
+
+    @nb.cfunc(_SGEMM, nopython=True, cache=True, error_model="numpy")
+    def sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        if m != 1 or order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
+            _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+            return
+        slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+        at = _find(slots, b)
+        if at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k:
+            slots[SLOTS, 0] += 1
+            _row_times_packed(slots[at], a, alpha, beta, c)
+        else:
+            slots[SLOTS, 1] += 1
+            _row_times_floats(b, n, k, ldb, a, alpha, beta, c)
+
+    return int(sgemm.address)
