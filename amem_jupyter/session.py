@@ -16,6 +16,7 @@ from amem_jupyter.errors import Interrupted, is_refusal
 from amem_jupyter.markup import duration
 from amem_jupyter.parse import nearest
 from amem_jupyter.protocol import AgentLike, EngineLike
+from amem_jupyter.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Session:
         self.opened_with: EngineSettings | None = None
         self.chosen: dict[str, str] = {}  #: settings that %amem load and space gave, by name
         self.background = Background()
+        self.serving = Serving()
         self.said: set[str] = set()  #: what is said once only
 
     def open(self, wanted: EngineSettings, tell: Callable[[str], None]) -> EngineLike:
@@ -83,6 +85,8 @@ class Session:
             raise
         old, self.engine, self.opened_with = self.engine, engine, wanted
         if old is not None:
+            if (url := self.serving.stop()) is not None:
+                tell(f"no longer on {url}: %amem serve serves the new engine")
             old.close()
         took = duration((time.perf_counter() - began) * 1000)
         tell(_loaded(engine, name, took))
@@ -100,6 +104,7 @@ class Session:
         engine, self.engine, self.opened_with = self.engine, None, None
         if engine is None:
             return False
+        self.serving.stop()
         engine.close()
         return True
 

@@ -201,6 +201,16 @@ class Subcommands:
             self._open({"space": wanted})
         _say(f"space {wanted} (was {space})")
 
+    def _serve(self, arguments: Arguments) -> None:
+        serving = self._magics.session.serving
+        if arguments.get("stop", False):
+            url = serving.stop()
+            _say(f"no longer on {url}" if url else "nothing was served")
+            return
+        host, port, keys = (arguments.get(*one) for one in (("host", "127.0.0.1"), ("port", 8000), ("api_key", ())))
+        url = serving.start(self._magics.engine, host, port, keys)
+        _say(f"serving this kernel's agents on {url}/v1; %amem serve --stop ends it")
+
     def _release(self, _arguments: Arguments) -> None:
         self._magics.session.refuse_while_asked()
         self._magics.live.forget()
