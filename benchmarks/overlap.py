@@ -37,15 +37,16 @@ QUESTION = "What did the crew do last, and what should it do next? Answer at len
 
 
 @contextmanager
-def restores_timed() -> Iterator[list[dict[str, float]]]:
-    """Every restore's milliseconds: until its bytes were in, and in the owner thread, whoever it was for."""
-    seen: list[dict[str, float]] = []
+def restores_timed() -> Iterator[list[dict[str, Any]]]:
+    """Every restore's agent, and milliseconds: until its bytes were in, and in the owner thread."""
+    seen: list[dict[str, Any]] = []
     load = Restore.load
 
     def timed(self: Restore) -> Any:
         sequence = load(self)
         if self.found.n_tokens:
-            seen.append({"read_ms": self.read_s * 1e3, "load_ms": self.load_s * 1e3})
+            agent = self._session.name
+            seen.append({"agent": agent, "read_ms": self.read_s * 1e3, "load_ms": self.load_s * 1e3})
         return sequence
 
     Restore.load = timed  # type: ignore[method-assign]
@@ -113,10 +114,12 @@ class Bench:
     def _ask(self, engine: Engine, name: str) -> Reply:
         return engine.agent(name).ask(QUESTION, max_tokens=self.options.max_tokens)
 
-    def _row(self, replies: list[Reply], restores: list[dict[str, float]], seconds: float) -> dict[str, Any]:
+    def _row(self, replies: list[Reply], restores: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+        asked = {reply.metrics.agent for reply in replies}  # the last one's successor may have been restored in vain
+        totals = [each["read_ms"] + each["load_ms"] for each in restores if each["agent"] in asked]
         seen = [reply.metrics.restore_ms for reply in replies]
         return {
-            "restore_total_ms": sum(sum(restore.values()) for restore in restores),
+            "restore_total_ms": sum(totals),
             "restore_seen_ms": sum(seen),
             "restores": restores,
             "seen_ms": seen,
