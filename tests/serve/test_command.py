@@ -42,7 +42,8 @@ def test_a_signal_ends_it_cleanly_and_what_was_said_is_found_again(serve, kind):
     ).json()
     process.send_signal(kind)
     assert 0 == process.wait(60)
-    assert ["Loading"] == [line.split()[0] for line in process.stderr.read().splitlines()]
+    written = process.stderr.read()  # how the loading went, and nothing of its end
+    assert not [word for word in ("Traceback", "Exception", "ERROR", "interrupted") if word in written], written
     messages = [user(LONG), first["choices"][0]["message"], user("Go on.")]
     _, url = serve()
     second = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 4}, timeout=60).json()
