@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from amem.fidelity.figures import Receipt
     from amem.model.capacity import CapacityRow
     from amem.results import AgentStatus, BlockMap, EngineStatus, Event, Reply, TurnInfo
     from amem.store import VerifyReport
@@ -111,6 +112,10 @@ class AgentLike(Protocol):
 
     def delete(self) -> object:
         """Delete all about it."""
+        ...
+
+    def fidelity(self, n_tokens: int = 128, progress: Callable[[str], None] | None = None) -> Receipt:
+        """What its stored state costs; tells first what finding out will take."""
         ...
 
     def export(self, file: str) -> int:

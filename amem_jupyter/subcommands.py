@@ -14,6 +14,7 @@ from amem_jupyter.manual import describe, overview
 from amem_jupyter.markup import Picture, count, size
 from amem_jupyter.parse import Arguments, nearest
 from amem_jupyter.protocol import AgentLike, EngineLike
+from amem_jupyter.receipt import show_receipt
 from amem_jupyter.session import OF_ENGINE, existing_agent
 from amem_jupyter.tables import (
     agent_line,
@@ -185,6 +186,9 @@ class Subcommands:
 
     def _verify(self, arguments: Arguments) -> None:
         _show(verify_picture(self._engine.verify(repair=arguments.get("repair", False))))
+
+    def _fidelity(self, arguments: Arguments) -> None:
+        show_receipt(self._agent(arguments), arguments.get("tokens", 128))
 
     def _capacity(self, arguments: Arguments) -> None:
         _show(capacity_picture(self._engine.capacity(arguments.get("N", ()))))

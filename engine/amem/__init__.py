@@ -23,6 +23,7 @@ from amem.errors import (
     UnknownTurn,
     UnsupportedModel,
 )
+from amem.fidelity.figures import Fidelity, Receipt
 from amem.results import (
     AgentStatus,
     BlockInfo,
@@ -54,6 +55,7 @@ __all__ = [
     "EngineClosed",
     "EngineStatus",
     "Event",
+    "Fidelity",
     "InputError",
     "InterToken",
     "LayerBlocks",
@@ -61,6 +63,7 @@ __all__ = [
     "MemoryBudgetError",
     "ModelError",
     "PrefetchStatus",
+    "Receipt",
     "Reply",
     "ReplyMetrics",
     "Residency",

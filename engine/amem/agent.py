@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from amem.results import AgentStatus, BlockMap, Event, Reply, TurnInfo
 
 if TYPE_CHECKING:
     from amem.engine import Engine
+    from amem.fidelity.figures import Receipt
     from amem.run.request import Request
 
 Seed = int | Literal["random"] | None
@@ -370,6 +371,23 @@ class Agent:
     def block_map(self) -> BlockMap:
         """Every block of the head, with its text."""
         return self._engine.with_session(self.name, lambda session: session.block_map())
+
+    def fidelity(self, n_tokens: int = 128, progress: Callable[[str], None] | None = None) -> Receipt:
+        """What the stored state costs, on the agent's own last tokens: KL, top-1 agreement and more in a `Receipt`.
+
+        Reads the stored state of everything before them, computes the same history again at full precision, and feeds
+        the last tokens to both. That takes as long as a cold start, while others are served, and changes nothing.
+
+        Args:
+            n_tokens: about how many of the last tokens are fed; up to 64 more.
+            progress: called with a sentence that says what it will take, before it starts.
+
+        Raises
+        ------
+            InputError: the agent is answering, or nothing of it is stored in this form; nothing was computed.
+            MemoryBudgetError: the budget has no room for the history at full precision.
+        """
+        return self._engine.fidelity(self.name, n_tokens, progress)
 
     def evict(self) -> None:
         """Take the state out of memory; it stays on disk, so the next request restores it."""

@@ -24,6 +24,7 @@ from amem.run.worker import Workers
 from amem.sizes import parse_size
 
 if TYPE_CHECKING:
+    from amem.fidelity.figures import Receipt
     from amem.model.capacity import CapacityRow
     from amem.model.said import ReplyMarks, Said
     from amem.opening import Opened
@@ -658,6 +659,22 @@ class Engine:
         specs = {parts.model_name: parts.layout.spec}
         codecs = dict.fromkeys((*TABLE_CODECS, parts.realm.codec))
         return capacity_table(specs, memory_bytes=parts.pool.total, contexts=contexts or CONTEXTS, codecs=codecs)
+
+    def fidelity(self, name: str, n_tokens: int = 128, progress: Callable[[str], None] | None = None) -> Receipt:
+        """See `Agent.fidelity`."""
+        from amem.fidelity.receipt import AgentReplay
+
+        replay = self.with_idle_session(name, lambda session: AgentReplay(session, n_tokens))
+        if progress is not None:
+            progress(str(self._owner.call(lambda: replay.cost)))
+        try:
+            self._owner.call(replay.begin).result()
+            while (receipt := self._owner.call(replay.step)) is None:
+                pass  # others are served between two steps
+        finally:
+            with contextlib.suppress(EngineClosed):
+                self._owner.call(replay.release)
+        return receipt
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
         """Check every stored byte of every agent against its checksum; ``repair`` mends what can be mended."""

@@ -81,7 +81,7 @@ def open_parts(
         progress("Compiling the attention kernels for this processor (once).")
     computing = preparing.result()
     spec = checked_spec(loaded.model, loaded.fingerprint, progress, backend=computing)
-    choice = choose_codec(loaded, spec, progress) if codec == "auto" else None
+    choice = choose_codec(loaded, spec, progress, backend=computing) if codec == "auto" else None
     chosen = codec_for(choice.codec if choice else codec, spec)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     chunk = prefill_chunk or (128 if on_cpu else 512)
@@ -96,6 +96,7 @@ def open_parts(
         eos_token_ids=frozenset(loaded.eos_token_ids),
         prefill_chunk=chunk,
         pool=Pool(budget),
+        runner=runner,
         store=Store(root, disk_quota=quota),
         scheduler=Scheduler(
             runner,

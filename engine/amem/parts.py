@@ -14,6 +14,7 @@ from amem.kv.run import BLOCK_GROUPS, group_nbytes
 from amem.kv.sequence import StateLayout
 from amem.model.prompt import Prompter
 from amem.run.residency import Resident, make_room
+from amem.run.runner import Runner
 from amem.run.scheduler import Scheduler
 from amem.run.worker import Workers
 from amem.sizes import format_size
@@ -37,6 +38,7 @@ class EngineParts:
     eos_token_ids: frozenset[int]
     prefill_chunk: int
     pool: Pool
+    runner: Runner
     store: Store
     scheduler: Scheduler
     readers: Workers  #: reads of stored blocks

@@ -1,6 +1,7 @@
 """What stored state costs, measured: the figures themselves, the choice of auto, the command."""
 
 import json
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 from amem.cli import main
-from amem.errors import InputError
+from amem.errors import InputError, MemoryBudgetError
 from amem.fidelity import choice, report
 from amem.fidelity.choice import CodecChoice, Measured, choose_codec
 from amem.fidelity.compare import compare, greedy_divergence
+from amem.fidelity.receipt import AgentReplay
 from amem.fidelity.replay import Replay, exact_layout
 from amem.fidelity.texts import SHORT, texts_at_hand
 from amem.kv.codec import codec_for
@@ -21,6 +23,7 @@ from amem.kv.sequence import StateLayout
 from amem.model.load import load
 from amem.model.spec import CODECS, LayerKind, LayerSpec, ModelCacheSpec
 from amem.run.checked import checked_spec
+from amem.store import AgentStore
 
 
 class Rows:
@@ -190,7 +193,7 @@ def test_auto_measures_once_and_remembers(open_engine, own_cache, monkeypatch):
 def test_auto_takes_the_smallest_that_is_true_enough(tiny, own_cache, monkeypatch, costs, chosen):
     """The bound is 0.01 nats; what is no number is not within it; the last resort needs no bound."""
     monkeypatch.setattr(
-        choice, "_measure", lambda _loaded, _spec, codec, ids: Measured(codec, costs[codec], 1.0, len(ids))
+        choice, "_measure", lambda _loaded, _spec, codec, ids, _backend: Measured(codec, costs[codec], 1.0, len(ids))
     )
     found = choose_codec(*tiny)
     assert chosen == found.codec
@@ -201,7 +204,9 @@ def test_auto_takes_the_smallest_that_is_true_enough(tiny, own_cache, monkeypatc
 
 def test_auto_passes_over_what_cannot_pack_the_heads(tiny, own_cache, monkeypatch):
     """Heads of 80 go into no group of 64 or 32: 16-bit numbers need none."""
-    monkeypatch.setattr(choice, "_measure", lambda _loaded, _spec, codec, ids: Measured(codec, 0.0, 1.0, len(ids)))
+    monkeypatch.setattr(
+        choice, "_measure", lambda _loaded, _spec, codec, ids, _backend: Measured(codec, 0.0, 1.0, len(ids))
+    )
     odd = ModelCacheSpec((LayerSpec(0, LayerKind.FULL, 1, 80, 80, 1),), "float32")
     assert "fp16" == choose_codec(tiny[0], odd).codec
 
@@ -280,3 +285,145 @@ def test_the_texts_at_hand_are_prose_and_code_in_turns():
     texts = texts_at_hand()[:8]
     assert [name.endswith(".py") for name, _ in texts] == [False, True] * 4
     assert all(len(text) > 10_000 for _, text in texts)
+
+
+# -- receipts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told_agent(open_engine):
+    """An agent with some hundred tokens in two turns, in 2 bits: coarse enough to show."""
+    engine = open_engine(codec="q2")
+    planner = engine.agent("planner")
+    planner.ask(SHORT[:600], max_tokens=20)
+    planner.ask("And then?", max_tokens=20)
+    return engine, planner
+
+
+def test_a_receipt_compares_the_stored_state_with_full_precision(told_agent):
+    """The same figures as a replay of the agent's own tokens with nothing but models and caches."""
+    engine, planner = told_agent
+    planner.evict()
+    sentences = []
+    receipt = planner.fidelity(50, progress=sentences.append)
+    ids = engine.with_session("planner", lambda session: session.head_tokens().tolist())
+    start = (len(ids) - 1 - 50) // 64 * 64
+    assert ("planner", "q2", start, len(ids) - start) == (
+        receipt.agent, receipt.codec, receipt.n_history, receipt.n_sampled,
+    )  # fmt: skip
+    [sentence] = sentences
+    assert sentence.startswith(
+        f"planner: computes {start} tokens again at full precision and reads the {len(ids) - start}"
+    )
+    assert "of K/V memory" in sentence
+
+    def alone():
+        loaded, spec = engine._owner.call(lambda: (engine._parts.runner._model, engine._parts.layout.spec))
+        exact, other = Replay.fresh(loaded, exact_layout(spec)), Replay.fresh(loaded, engine._parts.layout)
+        for one in (exact, other):
+            one.feed(ids[:start])
+        return compare(ids[start:], exact, {"q2": other})["q2"].summary()
+
+    wanted = engine._owner.call(alone)
+    assert wanted.n_predictions == receipt.fidelity.n_predictions
+    assert wanted.kl_mean == pytest.approx(receipt.fidelity.kl_mean, rel=0.05)
+    assert wanted.top1_agreement == pytest.approx(receipt.fidelity.top1_agreement, abs=0.05)
+    assert receipt.fidelity.kl_mean > 1e-6
+    assert receipt.to_dict()["fidelity"]["kl_mean"] == receipt.fidelity.kl_mean
+
+
+def test_a_receipt_reads_the_very_bytes_that_are_stored(told_agent, monkeypatch):
+    """Other state in their place gives another receipt: it is not computed from the tokens again."""
+    _, planner = told_agent
+    before = planner.fidelity(50).fidelity.kl_mean
+    assert before == planner.fidelity(50).fidelity.kl_mean
+
+    read, read_into = AgentStore.read, AgentStore.read_into
+
+    def zeros(*given):
+        return {name: np.zeros_like(array) for name, array in read(*given).items()}
+
+    def zeros_into(store, block, targets):
+        read_into(store, block, targets)
+        for target in targets.values():
+            target[...] = 0
+
+    monkeypatch.setattr(AgentStore, "read", zeros)
+    monkeypatch.setattr(AgentStore, "read_into", zeros_into)
+    assert planner.fidelity(50).fidelity.kl_mean > 3 * before
+
+
+def test_a_receipt_changes_nothing(told_agent):
+    """Not the agent's place, state, files or memory; what it says next is what it would have said."""
+    engine, planner = told_agent
+    variant = planner.fork("variant")
+    before, memory = planner.status, engine.status().hot_bytes
+    planner.fidelity(50)
+    assert (before, memory) == (planner.status, engine.status().hot_bytes)
+    assert variant.ask("Go on.", max_tokens=12).token_ids == planner.ask("Go on.", max_tokens=12).token_ids
+
+
+def test_others_are_served_while_a_receipt_is_made(told_agent, monkeypatch):
+    """A reply that is being decoded gets tokens between the steps."""
+    engine, planner = told_agent
+    other = engine.agent("other").stream("Hello.", max_tokens=300)
+    seen, step = [], AgentReplay.step
+
+    def counting(replay):
+        seen.append(len(other._request.kept_ids))
+        return step(replay)
+
+    monkeypatch.setattr(AgentReplay, "step", counting)
+    planner.fidelity(50)
+    other.close()
+    assert len(seen) > 3
+    assert seen[-1] > seen[0]
+
+
+def test_an_interrupted_receipt_gives_its_memory_back(told_agent, monkeypatch):
+    """And the agent goes on."""
+    engine, planner = told_agent
+    memory = engine.status().hot_bytes
+
+    def interrupted(_self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AgentReplay, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        planner.fidelity(50)
+    assert memory == engine.status().hot_bytes
+    assert planner.ask("Go on.", max_tokens=3).text is not None
+
+
+def test_a_receipt_without_room_or_state_is_refused(open_engine):
+    """In one line, and nothing is held afterwards."""
+    engine = open_engine(memory="1500kB", codec="q2")
+    planner = engine.agent("planner")
+    with pytest.raises(InputError, match="has 0 tokens in stored form"):
+        engine.agent("new", system="Say little.").fidelity()
+    planner.ask(SHORT * 2, max_tokens=4)
+    memory = engine.status().hot_bytes
+    with pytest.raises(InputError, match="at least 1 token"):
+        planner.fidelity(0)
+    with pytest.raises(MemoryBudgetError, match="a receipt of agent 'planner' needs"):
+        planner.fidelity(64)
+    assert memory == engine.status().hot_bytes
+    with pytest.raises(InputError, match="no agent"):
+        engine.fidelity("nobody")
+
+
+def test_damaged_state_is_told_and_the_rest_is_measured(open_engine):
+    """A flipped byte in the first block leaves nothing to test; verify names it."""
+    engine = open_engine()
+    planner = engine.agent("planner")
+    planner.ask(SHORT[:900], max_tokens=4)
+    planner.evict()
+    root = engine.status().store
+    for file in Path(root).rglob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-100] ^= 0xFF
+        file.write_bytes(data)
+    memory = engine.status().hot_bytes
+    with pytest.raises(InputError, match="its stored state is damaged"):
+        planner.fidelity(50)
+    assert memory == engine.status().hot_bytes

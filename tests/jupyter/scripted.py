@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from amem.errors import Cancelled, InputError, ModelError, UnknownTurn
+from amem.fidelity.figures import Fidelity, Receipt, ReplayCost
 from amem.model.capacity import CapacityRow
 from amem.results import (
     AgentStatus,
@@ -238,6 +239,17 @@ class ScriptedAgent:
     def unpin(self):
         self.state.pinned = False
 
+    def fidelity(self, n_tokens=128, progress=None):
+        if not self.state.n_tokens:
+            raise InputError(f"agent {self.name!r} has 0 tokens in stored form")
+        cost = ReplayCost(self.name, self.state.n_tokens - n_tokens, n_tokens, 31_000_000, 12.0)
+        progress(str(cost))
+        self.engine.receipts.append(n_tokens)
+        if "interrupt" in self.name:
+            raise KeyboardInterrupt
+        found = Fidelity(n_tokens - 1, 0.00213, 0.0187, 3.003, 3.0, 0.974)
+        return Receipt(self.name, "q4", cost.n_history, n_tokens, found, 11.2)
+
     def export(self, file):
         if Path(file).exists():
             raise InputError(f"{file} exists already; choose another file name")
@@ -290,6 +302,7 @@ class ScriptedEngine:
         self.space = getattr(settings, "space", "default")
         self.states = {}
         self.n_cancelled = 0
+        self.receipts = []
         self.is_closed = False
         if progress is not None:
             progress(f"reading {model}")

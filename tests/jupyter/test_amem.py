@@ -308,3 +308,26 @@ def test_help_is_there_for_all_and_for_one(notebook):
     assert "--at TURN" in notebook.text
     notebook.run("%amem help agent")
     assert "--max-tokens N" in notebook.text
+
+
+def test_a_receipt_says_what_it_takes_and_then_what_was_found(notebook, planner):
+    """The cost is shown before the work, and the figures take its place."""
+    notebook.run("%amem fidelity planner --tokens 64")
+    assert [64] == notebook.engine.receipts
+    cost, figures = (sent["data"]["text/plain"] for sent in notebook.publisher.outputs[-2:])
+    assert "planner: computes 336 tokens again at full precision and reads the 64 after them twice" in cost
+    assert "about 12 s and 31 MB of K/V memory" in cost
+    assert "63 predictions from its stored state (q4)" in figures
+    assert "KL 0.0021 nats on average, p99 0.019" in figures
+    assert "97.4%" in figures
+    assert "perplexity +0.30%" in figures
+    notebook.run("%amem fidelity planner")
+    assert [64, 128] == notebook.engine.receipts
+
+
+def test_a_receipt_that_cannot_be_is_one_line(notebook, planner):
+    """An agent that is not there, a number that is none, an interrupt."""
+    assert "no agent 'planer'" in notebook.fails("%amem fidelity planer")
+    assert "at least 1" in notebook.fails("%amem fidelity planner --tokens 0")
+    notebook.run("%agent interrupt-me Hello")
+    assert "interrupt-me is as it was" in notebook.fails("%amem fidelity interrupt-me")

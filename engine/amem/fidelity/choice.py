@@ -10,6 +10,7 @@ from amem.errors import InputError
 from amem.fidelity.compare import compare
 from amem.fidelity.replay import Replay, exact_layout
 from amem.fidelity.texts import SHORT
+from amem.kv.backend import REFERENCE, Backend
 from amem.kv.codec import codec_for
 from amem.kv.sequence import StateLayout
 from amem.model.load import LoadedModel
@@ -47,7 +48,11 @@ class CodecChoice:
 
 
 def choose_codec(
-    loaded: LoadedModel, spec: ModelCacheSpec, progress: Callable[[str], None] | None = None
+    loaded: LoadedModel,
+    spec: ModelCacheSpec,
+    progress: Callable[[str], None] | None = None,
+    *,
+    backend: Backend = REFERENCE,
 ) -> CodecChoice:
     """The smallest candidate whose KL from full precision stays within `MOST_KL` on a short text, else the last one.
 
@@ -63,7 +68,7 @@ def choose_codec(
     possible = [codec for codec in CANDIDATES if _can_pack(codec, spec)]
     measured: list[Measured] = []
     for codec in possible:
-        measured.append(_measure(loaded, spec, codec, ids))
+        measured.append(_measure(loaded, spec, codec, ids, backend))
         if measured[-1].kl_mean <= MOST_KL:  # not so if it is no number
             break
     choice = CodecChoice(measured[-1].codec, tuple(measured))
@@ -80,8 +85,8 @@ def _can_pack(codec: str, spec: ModelCacheSpec) -> bool:
     return True
 
 
-def _measure(loaded: LoadedModel, spec: ModelCacheSpec, codec: str, ids: list[int]) -> Measured:
-    exact = Replay.fresh(loaded.model, exact_layout(spec))
-    stored = Replay.fresh(loaded.model, StateLayout(spec, codec_for(codec, spec)))
+def _measure(loaded: LoadedModel, spec: ModelCacheSpec, codec: str, ids: list[int], backend: Backend) -> Measured:
+    exact = Replay.fresh(loaded.model, exact_layout(spec), backend=backend)
+    stored = Replay.fresh(loaded.model, StateLayout(spec, codec_for(codec, spec)), backend=backend)
     found = compare(ids, exact, {codec: stored})[codec].summary()
     return Measured(codec, found.kl_mean, found.top1_agreement, found.n_predictions)

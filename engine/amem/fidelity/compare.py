@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from amem.errors import InputError
+from amem.fidelity.figures import Fidelity
 from amem.fidelity.replay import CHUNK, Fed, Logits
 
 Floats = npt.NDArray[np.float64]
@@ -49,27 +49,6 @@ class Apart:
             nll_exact=float(self.nll_exact.mean()),
             top1_agreement=float(self.same_top.mean()),
         )
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """How true stored state is to full precision, over some predictions."""
-
-    n_predictions: int
-    kl_mean: float  #: nats
-    kl_p99: float
-    nll: float  #: nats a token
-    nll_exact: float
-    top1_agreement: float  #: part of the predictions whose likeliest token is the same
-
-    @property
-    def perplexity_change(self) -> float:
-        """0.01 is one percent more than at full precision."""
-        return float(np.expm1(self.nll - self.nll_exact))
-
-    def to_dict(self) -> dict[str, Any]:
-        """A dictionary of plain values that `json.dumps` takes."""
-        return asdict(self) | {"perplexity_change": self.perplexity_change}
 
 
 def joined(parts: Sequence[Apart]) -> Apart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
-from amem.kv.cache import BatchQuantizedKVCache
+from amem.kv.backend import REFERENCE, Backend
 from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
 from amem.kv.sequence import SequenceState, StateLayout
-from amem.model import blas
 from amem.model.spec import ModelCacheSpec
-from amem.run.threads import PREFILL
+from amem.run.runner import Runner
 
 Logits = npt.NDArray[np.float32]
 
@@ -42,43 +42,25 @@ class Replay:
     """Feeds tokens to a model over one sequence, which may hold tokens already.
 
     The sequence's caches are those of the engine: what a position sees of earlier groups is read from their stored
-    form, whatever the chunks are. It belongs to the thread that made it.
-
-    Args:
-        model: as mlx-lm loads it, its attention hooked (`amem.model.hook.install`).
-        sequence: is released by whoever made it.
-        chunk: the most tokens of one step.
+    form, whatever the chunks are. It belongs to the thread that made the sequence, and who made it releases it.
     """
 
-    def __init__(self, model: Any, sequence: SequenceState, chunk: int = CHUNK) -> None:
-        self._model = model
-        self._chunk = chunk
-        self.sequence = sequence
+    def __init__(self, runner: Runner, sequence: SequenceState, chunk: int = CHUNK) -> None:
+        self._runner = runner
+        self._sequence = sequence
+        self._chunk = chunk  # the most tokens of one step
 
     @classmethod
-    def fresh(cls, model: Any, layout: StateLayout, chunk: int = CHUNK) -> Replay:
-        """One with an empty sequence of its own, in no budget."""
-        return cls(model, SequenceState(layout, Pool(1 << 60)), chunk)
+    def fresh(cls, model: Any, layout: StateLayout, *, backend: Backend = REFERENCE, chunk: int = CHUNK) -> Replay:
+        """One with an empty sequence of its own, in no budget. The model's attention is hooked already."""
+        runner = Runner(model, lambda: make_prompt_cache(model), backend.attend)
+        return cls(runner, SequenceState(layout, Pool(1 << 60)), chunk)
 
     def feed(self, token_ids: Sequence[int]) -> Logits:
         """Logits ``[L, V]``, one row after each of the tokens."""
         pieces = [token_ids[at : at + self._chunk] for at in range(0, len(token_ids), self._chunk)]
-        return np.concatenate([self._step(piece) for piece in pieces])
+        return np.concatenate([np.array(self._runner.score(self._sequence, piece)) for piece in pieces])
 
     def skip(self, token_ids: Sequence[int]) -> None:
-        """Feed tokens whose logits nobody wants; at most a chunk of them."""
-        cache = self._begin(token_ids)
-        self._model(mx.array([list(token_ids)]), cache=cache.layers)
-        mx.eval(cache.end(len(token_ids)))
-
-    def _step(self, piece: Sequence[int]) -> Logits:
-        cache = self._begin(piece)
-        logits = self._model(mx.array([list(piece)]), cache=cache.layers)[0].astype(mx.float32)
-        mx.eval(logits, cache.end(len(piece)))
-        return np.array(logits)
-
-    def _begin(self, piece: Sequence[int]) -> BatchQuantizedKVCache:
-        blas.set_threads(PREFILL)
-        cache = BatchQuantizedKVCache([self.sequence], lambda: make_prompt_cache(self._model))
-        cache.begin(len(piece))
-        return cache
+        """Feed at most a chunk of tokens whose logits nobody wants."""
+        self._runner.prefill(self._sequence, token_ids).advance(math.inf)

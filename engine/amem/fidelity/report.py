@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from amem.errors import InputError
-from amem.fidelity.compare import Fidelity, compare, joined
+from amem.fidelity.compare import compare, joined
+from amem.fidelity.figures import Fidelity
 from amem.fidelity.replay import Replay, exact_layout
 from amem.fidelity.texts import texts_at_hand
+from amem.kv import backend
 from amem.kv.codec import codec_for
 from amem.kv.sequence import StateLayout
 from amem.model.capacity import capacity
@@ -87,18 +89,21 @@ def measure_model(
         raise InputError(f"the number of texts must be from 1 to {len(texts)}, not {n_texts}.")
     if n_tokens < 128:
         raise InputError(f"a text needs 128 tokens, so that some are read in stored form; {n_tokens} are too few.")
+    preparing = backend.choose("auto")
     loaded = load(name, progress=progress)
     if n_tokens > loaded.context_length:
         raise InputError(f"{loaded.name} has a context of {loaded.context_length} tokens, so {n_tokens} do not fit.")
     spec = checked_spec(loaded.model, loaded.fingerprint, progress)
+    attention = preparing.result()
     sizes = {codec: effective_bytes(spec, codec) for codec in codecs}
     parts: dict[str, list[Any]] = {codec: [] for codec in codecs}
     used: list[str] = []
     for title, text in texts[:n_texts]:
         progress(f"{title}: {n_tokens} tokens, in {len(codecs)} codecs and at full precision.")
         ids = loaded.tokenizer.encode(text[: 16 * n_tokens])[:n_tokens]
-        exact = Replay.fresh(loaded.model, exact_layout(spec))
-        stored = {codec: Replay.fresh(loaded.model, StateLayout(spec, codec_for(codec, spec))) for codec in codecs}
+        layouts = {codec: StateLayout(spec, codec_for(codec, spec)) for codec in codecs}
+        exact = Replay.fresh(loaded.model, exact_layout(spec), backend=attention)
+        stored = {codec: Replay.fresh(loaded.model, layouts[codec], backend=attention) for codec in codecs}
         for codec, found in compare(ids, exact, stored).items():
             parts[codec].append(found)
         used.append(title)

@@ -84,6 +84,15 @@ class Runner:
         cache.begin(len(token_ids))
         return PrefillChunk(compute)
 
+    def score(self, sequence: SequenceState, token_ids: Sequence[int]) -> mx.array:
+        """Feed some tokens to a sequence: float32 logits ``[L, V]``, one row after each of them, evaluated."""
+        blas.set_threads(PREFILL)
+        cache = BatchQuantizedKVCache([sequence], self._template, self._attention)
+        cache.begin(len(token_ids))
+        logits = self._model(mx.array([list(token_ids)]), cache=cache.layers)[0].astype(mx.float32)
+        mx.eval(logits, cache.end(len(token_ids)))
+        return logits
+
     def decode(self, sequences: Sequence[SequenceState], token_ids: Sequence[int]) -> mx.array:
         """Feed one token to each sequence: float32 logits ``[B, V]``, evaluated."""
         choosing = len(sequences) == 1 and not blas.rows_sent()  # the library has nothing to do otherwise
