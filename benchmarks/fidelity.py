@@ -71,12 +71,12 @@ class Paper:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._caches = [PaperCache() if type(cache) is KVCache else cache for cache in make_prompt_cache(model)]
+        self.caches = [PaperCache() if type(cache) is KVCache else cache for cache in make_prompt_cache(model)]
 
     def feed(self, token_ids: Sequence[int]) -> Logits:
         """Logits ``[L, V]``, one row after each of the tokens."""
         blas.set_threads(PREFILL)
-        logits = self._model(mx.array([list(token_ids)]), cache=self._caches)[0].astype(mx.float32)
+        logits = self._model(mx.array([list(token_ids)]), cache=self.caches)[0].astype(mx.float32)
         mx.eval(logits)
         return np.array(logits)
 

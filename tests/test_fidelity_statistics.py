@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("scipy", reason="the extra `bench` is not installed: it has scipy")
 
+from benchmarks.corpora import sample
 from benchmarks.fidelity_statistics import summary
 
 
@@ -70,3 +73,37 @@ def test_ratios_are_of_the_same_documents():
     assert 40 == pytest.approx(ratios["paper / q4"]["kl"])
     assert 6 == pytest.approx(ratios["q4-affine / q4"]["kl"])
     assert 8 == pytest.approx(ratios["paper / q3"]["kl"])
+
+
+def test_the_figure_has_every_form(tmp_path):
+    """One mark for each, from the figures alone; the same figures give the same file."""
+    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed: it has matplotlib")
+    from benchmarks import figures
+
+    forms = ("q2", "q3", "q4", "q8", "fp16", "q4-affine", "paper")
+    found = {form: {"kl": 0.1 / (i + 1), "kl_interval": [0.05 / (i + 1), 0.2]} for i, form in enumerate(forms)}
+    found["fp16"]["kl_interval"] = None  # of too few documents
+    result = {
+        "model": "some-model",
+        "bytes": {form: {"effective_4k": 0.1 * (i + 1)} for i, form in enumerate(forms)},
+        "summary": {figures.LENGTH: {"forms": found}},
+    }
+    files = [tmp_path / "one.svg", tmp_path / "other.svg"]
+    for file in files:
+        figures.fidelity(result, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    text = files[0].read_text(encoding="utf-8")
+    assert all(f"<!-- {label}" in text for label in ("q2", "q3", "q4", "q8", "fp16", "q4-affine", "the paper"))
+    assert "some-model" in text
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_documents_are_spread_evenly_over_the_texts(n, n_documents):
+    """Each once; the first few come from all parts; none is shorter than asked for."""
+    texts = [(str(i), "word " * (1000 if i % 2 else 10)) for i in range(2 * n)]
+    found = sample(texts, str.split, 100, n_documents)
+    assert min(n, n_documents) == len(found) == len({name for name, _ in found})
+    assert all(100 == len(ids) for _, ids in found)
+    if n >= 40 and n_documents >= 8:
+        parts = {int(name) * 4 // (2 * n) for name, _ in found[:8]}
+        assert {0, 1, 2, 3} == parts
