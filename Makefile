@@ -47,6 +47,9 @@ figures: $(STAMP)  ## draw README's figures from the results
 bench: $(STAMP)  ## measure, and write the numbers that README quotes
 	$(BIN)/python -m benchmarks
 
+figures: $(STAMP)  ## make README's tables anew from the results that are there
+	$(BIN)/python -m benchmarks.readme
+
 soak: $(STAMP)  ## thousands of kills and of flipped bits (an hour); the kills are counted in a result file
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m benchmarks.soak
