@@ -386,6 +386,10 @@ class Engine:
         """
         return self._owner.call(lambda: job(self._session(name, create=False)))
 
+    def soon(self, job: Callable[[], T]) -> Future[T]:
+        """Run a job in the owner thread, between two steps; what it calls of this engine is done at once."""
+        return self._owner.submit(job)
+
     def with_idle_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
         """Like `with_session`, refused while a request to the agent is running.
 

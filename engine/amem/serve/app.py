@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from amem.errors import StoreError
 from amem.serve.bodies import ChatBody, CompletionBody, MessagesBody
 from amem.serve.chat import ChatReply, TextReply, chat_wanted, text_wanted
 from amem.serve.description import description
@@ -96,10 +98,7 @@ class App:
             except (ClientGoneError, ClientDisconnect):
                 response = Response(status_code=499)  # nobody reads it
             except Exception as error:  # noqa: BLE001  # whatever it was, the client is told and the log keeps no text
-                told = http_error(error)
-                if told is None:
-                    _report(path, error)
-                    told = HttpError(500, "an error inside the server; its log says where.", kind="server_error")
+                told = _told(path, error)
                 response = JSONResponse(tells(told), told.status, told.headers)
             self._desk.measures.request(path, response.status_code)
             return response
@@ -255,15 +254,25 @@ def _stream_error(path: str) -> Callable[[Exception], str | None]:
     def tell(error: Exception) -> str | None:
         if isinstance(error, ClientGoneError):
             return None
-        told = http_error(error)
-        if told is None:
-            _report(path, error)
-            told = HttpError(500, "an error inside the server; its log says where.", kind="server_error")
+        told = _told(path, error)
         from amem.serve.chat import server_event
 
         return server_event(told.anthropic(), "error") if path == "/v1/messages" else server_event(told.openai())
 
     return tell
+
+
+def _told(path: str, error: Exception) -> HttpError:
+    """What the client is told of an error; what it could do nothing about is logged."""
+    told = http_error(error)
+    if told is None:
+        _report(path, error)
+        return HttpError(500, "an error inside the server; its log says where.", kind="server_error")
+    if isinstance(error, StoreError) and told.status == 503:
+        cause = error.__cause__  # the system's words hold paths at most; ours may hold a name
+        reason = str(cause) if isinstance(cause, (OSError, sqlite3.Error)) else "no error of the system's"
+        log.error("%s: the store failed with %s: %s", path, type(error).__name__, reason)
+    return told
 
 
 def _report(where: str, error: Exception) -> None:

@@ -19,6 +19,7 @@ from amem.serve.keys import OWNER
 from amem.serve.limits import Limits
 from amem.serve.marks import marks_of, marks_of_text
 from amem.serve.measures import Measures
+from amem.serve.named import NamedAgent, NamedAgents
 from amem.serve.sessions import Marks, Session, Sessions
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Desk:
         self.engine = engine
         self.limits = limits
         self.measures = Measures(lambda: self._n_taken, lambda: sum(map(len, self._sessions.values())))
+        self.named = NamedAgents(limits.open_sessions)
         self._n_taken = 0
         self._sessions: dict[str, Sessions] = {}
         self._mean_s = 1.0  # of late requests
@@ -100,9 +102,10 @@ class Desk:
         started = time.monotonic()
         try:
             async with contextlib.AsyncExitStack() as stack:
-                note: Callable[[Reply], None] | None = None
+                note: Callable[[Reply], None]
                 if wanted.agent is not None:
-                    request = await queued_request(wanted.submit(self.space(domain), wanted.agent))
+                    agent = await stack.enter_async_context(self.named.use(self.space(domain), wanted.agent))
+                    request, note = await queued_request(agent.submit(wanted)), partial(_answered, agent)
                 else:
                     request, note = await self._placed(stack, self.sessions(domain), wanted)
                 end = stack.enter_context(_Ending(request, gone, self.limits.timeout_s))
@@ -130,7 +133,8 @@ class Desk:
             return request, partial(self._record, sessions, session, wanted, asked)
 
     def _record(self, sessions: Sessions, session: Session, wanted: Wanted, asked: Marks, reply: Reply) -> None:
-        sessions.record(session, asked, wanted.marks(self.engine, reply.text), reply.turn)
+        if reply.metrics.saved:
+            sessions.record(session, asked, wanted.marks(self.engine, reply.text), reply.turn)
 
     def _admit(self) -> None:
         if self._n_taken >= self.limits.requests:
@@ -144,15 +148,14 @@ class Desk:
         self._n_taken += 1
 
     async def _events(
-        self, request: Request, end: _Ending, note: Callable[[Reply], None] | None
+        self, request: Request, end: _Ending, note: Callable[[Reply], None]
     ) -> AsyncGenerator[Event, None]:
         try:
             async with contextlib.aclosing(events_of(request)) as events:
                 async for event in events:
                     if event.reply is not None:
                         self.measures.reply(event.reply.metrics)
-                        if note is not None and event.reply.metrics.saved:
-                            note(event.reply)
+                        note(event.reply)
                     yield event
         except Cancelled:
             if end.gone:
@@ -166,6 +169,10 @@ class Desk:
                     code="timeout",
                 ) from None
             raise
+
+
+def _answered(agent: NamedAgent, _reply: Reply) -> None:
+    agent.is_new = False
 
 
 class _Ending:

@@ -12,6 +12,7 @@ from amem.errors import (
     EngineClosed,
     InputError,
     MemoryBudgetError,
+    StoreError,
 )
 
 
@@ -60,6 +61,14 @@ def http_error(error: Exception) -> HttpError | None:
         return HttpError(400, message, code="memory_budget_exceeded")
     if isinstance(error, AgentLocked):
         return HttpError(409, message, kind="conflict_error", code="agent_locked")
+    if isinstance(error, StoreError):
+        return HttpError(
+            503,
+            "the store cannot be read or written now: the server's log says why.",
+            kind="server_error",
+            code="store_error",
+            headers={"Retry-After": "5"},
+        )
     if isinstance(error, Cancelled):
         return HttpError(409, message, kind="conflict_error", code="cancelled")
     if isinstance(error, EngineClosed):

@@ -24,7 +24,7 @@ class Limits:
     grace_s: float = 30.0  #: that running requests get at a shutdown
     idle_s: float = 24 * 3600.0  #: after which a session without a name is deleted
     sessions: int = 256  #: sessions without a name of one key; the least recently used one is deleted for the next
-    open_sessions: int = 64  #: of these, how many hold files and memory
+    open_sessions: int = 64  #: of these, how many hold files and memory; and as many agents with a name, of all keys
     max_tokens: int = 512  #: of a reply, where a request says nothing
 
     def __post_init__(self) -> None:

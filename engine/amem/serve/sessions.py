@@ -12,11 +12,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from amem.errors import AgentLocked, AmemError, UnknownTurn
 from amem.serve.limits import Limits
 from amem.serve.marks import PIECE, Mark, marks_of, marks_of_text
+from amem.serve.threads import in_thread
 from amem.wish import RAW, messages_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from amem.store.records import TurnRecord
 
 Marks = Sequence[Mark]
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class Sessions:
         source.n_users += 1
         source.is_open = True
         try:
-            await _in_thread(lambda: self.engine.fork(source.name, session.name, turn))
+            await in_thread(lambda: self.engine.fork(source.name, session.name, turn))
         except (AgentLocked, UnknownTurn):  # another server took it over, or it was changed: begin anew
             self.forget(source)
         except BaseException:
@@ -157,9 +157,9 @@ class Sessions:
         async with self._loading:
             if self._loaded:
                 return
-            for entry in await _in_thread(self.engine.entries):
+            for entry in await in_thread(self.engine.entries):
                 with contextlib.suppress(AgentLocked):  # another server's
-                    turns = await _in_thread(lambda entry=entry: self.engine.transcript(entry))  # type: ignore[misc]
+                    turns = await in_thread(lambda entry=entry: self.engine.transcript(entry))  # type: ignore[misc]
                     self._sessions[entry.name] = self._read(entry.name, entry.last_used, turns)
             self._loaded = True
 
@@ -206,12 +206,12 @@ class Sessions:
         for session in idle[: max(0, n_open - self._limits.open_sessions)]:
             session.is_open = False
             with contextlib.suppress(AmemError):
-                await _in_thread(lambda name=session.name: self.engine.release(name))  # type: ignore[misc]
+                await in_thread(lambda name=session.name: self.engine.release(name))  # type: ignore[misc]
 
     async def _delete(self, session: Session) -> None:
         self.forget(session)
         with contextlib.suppress(AmemError):  # it was never made, or another process has it
-            await _in_thread(lambda: self.engine.delete(session.name))
+            await in_thread(lambda: self.engine.delete(session.name))
 
     def forget(self, session: Session) -> None:
         """Know nothing of a session any more."""
@@ -229,13 +229,3 @@ def _path(turns: Mapping[int, TurnRecord], turn: TurnRecord) -> list[TurnRecord]
     while path[-1].parent is not None:
         path.append(turns[path[-1].parent])
     return path[::-1]
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run work in a thread to its end, even if the task is cancelled meanwhile: what it made must be known."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
