@@ -155,7 +155,9 @@ class Reply(_Record):
     """An agent's answer."""
 
     text: str
-    token_ids: tuple[int, ...]  #: as they were generated, an end-of-turn token included
+    #: as they were generated, an end-of-turn token included; where a stop string began inside a token, what that token
+    #: said before it is in the tokenizer's tokens
+    token_ids: tuple[int, ...]
     finish_reason: str  #: "stop" (end of turn or a stop string) or "length"
     metrics: ReplyMetrics
     turn: int  #: id of the turn that holds it

@@ -198,10 +198,17 @@ class TurnWork:
         index = self._first_new_block + len(self._writes)
         while index < n_full:
             tensors = sequence.export_block(index * BLOCK_GROUPS, BLOCK_GROUPS)
-            ids = [*request.prompt_ids, *request.generated][index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            ids = [*request.prompt_ids, *request.kept_ids][index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
             before = self._writes[-1] if self._writes else None
             self._writes.append(self._parts.writer.submit(self._write_block, before, index, ids, tensors))
             index += 1
+
+    def _drop_writes_from(self, position: int) -> None:
+        """Give up blocks that reach over a position from which other tokens were fed after they were full."""
+        n_same = max(position // BLOCK_TOKENS - self._first_new_block, 0)
+        if other := self._writes[n_same:]:
+            self._parts.writer.submit(self._discard, other, [])
+            self._writes = self._writes[:n_same]
 
     def _write_block(
         self, before: Future[BlockRecord] | None, index: int, token_ids: Sequence[int], tensors: Buffers
@@ -247,6 +254,8 @@ class TurnWork:
         ids = [*request.prompt_ids, *request.kept_ids]
         if sequence.n_tokens != len(ids):
             raise RuntimeError(f"{sequence.n_tokens} tokens in K/V, {len(ids)} token ids: a fault in amem")
+        if request.tail_ids:
+            self._drop_writes_from(len(ids) - len(request.tail_ids))
         self.progress(request)
         asked = why.Request(self._place, request.prompt_ids, self._caller.cell_id, self._match, request.n_reused)
         self._why = why.explain(session, asked)

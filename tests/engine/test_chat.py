@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from amem import Engine, InputError, Match
+from amem.store.records import BLOCK_TOKENS
 from tests.engine.scripted import Replies
 from tests.templates import BOS_AND_TRIM, DATED, NO_SYSTEM, NUMBERED, SYSTEM_IN_USER, THINKING, TOOLS, TWO_ENDS
 from tests.tiny import CHATML, VOCAB_SIZE, write_tiny_model, write_tiny_tokenizer
@@ -419,6 +420,50 @@ def write_other(folder, path):
     return path
 
 
+@pytest.mark.parametrize("name", ["chatml", "thinking", "two ends", "none"])
+@pytest.mark.parametrize("stop", ["nted", "words wan", "y words"])
+def test_a_stop_string_inside_a_token_loses_nothing_of_what_was_shown(talk, name, stop):
+    """The turn's tokens say what the reply's text says, for a client that sends it back and for a next message."""
+    here = talk(name)
+    said = "a list of many words wanted here"
+    here._replies.say([*here.encode(said), EOS])
+    reply = here.chat([user(LONG)], max_tokens=40, stop=[stop])
+    assert said.partition(stop)[0] == reply.text == here.tokenizer.decode(list(reply.token_ids))
+    assert here.tokenizer.decode(here.ids()).endswith(reply.text)
+    held = here.ids()
+    later = here.chat([user(LONG), assistant(reply.text), user("Go on.")])
+    assert Match.EXTEND is later.metrics.match
+    assert len(held) == later.metrics.reused_tokens
+    here.agent.rewind()
+    here.agent.ask("Go on.", max_tokens=4)
+    assert held == here.ids()[: len(held)]
+
+
+@pytest.mark.parametrize("n_before", range(-4, 3))
+def test_blocks_hold_the_tokens_that_a_stop_string_left(talk, n_before):
+    """Also where a block was full, and written, before the stop string was complete."""
+    here = talk()
+    letters = here.encode("abcdefghij")
+    here.chat([user(LONG)], max_tokens=1)
+    n_prompt = len(here.ids()) - 1
+    texts = {here.tokenizer.decode([id_]): id_ for id_ in range(3, VOCAB_SIZE)}
+    word = max((text for text in texts if text.isascii() and text.isalpha()), key=len)
+    n_reply = BLOCK_TOKENS + n_before - n_prompt % BLOCK_TOKENS
+    here._replies.say([*(letters[i % len(letters)] for i in range(n_reply)), texts[word], *here.encode("zzzz"), EOS])
+    reply = here.chat([user(LONG)], max_tokens=n_reply + 20, stop=[f"{word[-1]}zzz"])
+    assert len(word) > 3
+    assert reply.text.endswith(word[:-1])
+    assert reply.metrics.saved
+    fork = here.agent.fork("other")
+    here.agent.evict()
+    fork.evict()
+    assert here.tokenizer.decode(here.ids()).endswith(reply.text)
+    held = here.ids()
+    metrics = here.agent.ask("Go on.", max_tokens=2).metrics
+    assert len(held) == metrics.reused_tokens
+    assert held == here.ids()[: len(held)]
+
+
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
@@ -496,3 +541,17 @@ def test_the_bundled_models_conversations_extend_with_its_own_words(bundled):
     longer[0] = system("You answer in one sentence. The time is 10:16.")
     agent.chat(longer, max_tokens=2)
     assert 2 == len([turn for turn in agent.tree() if turn.parent is None])
+
+
+def test_the_bundled_models_reply_cut_inside_a_token_is_whole_in_its_history(bundled):
+    """The next turn reads what was shown."""
+    agent = bundled.agent("stopped")
+    question = user("What is the capital of France?")
+    whole = agent.chat([question], max_tokens=24).text
+    word = max(re.findall(r"[A-Za-z]+", whole), key=len)
+    reply = agent.chat([question], max_tokens=24, stop=[word[2:]])
+    assert reply.text.endswith(word[:2])
+    assert reply.text == bundled._parts.prompter.decode(reply.token_ids)
+    held = agent.status.n_tokens
+    metrics = agent.chat([question, assistant(reply.text), user("And of Italy?")], max_tokens=2).metrics
+    assert held == metrics.reused_tokens

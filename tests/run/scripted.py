@@ -68,6 +68,7 @@ class Text:
     def __init__(self):
         self.text = ""
         self.n_kept = 0
+        self.tail_ids = ()
         self.stopped = False
 
     def add(self, token_id):

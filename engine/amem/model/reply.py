@@ -90,6 +90,33 @@ class ReplyText:
         """How many of the tokens belong to the reply: those whose text lies wholly before the stop string."""
         return bisect_right(self._ends, len(self.text)) if self.stopped else self._n_tokens
 
+    @property
+    def tail_ids(self) -> list[int]:
+        """Tokens of the text between the last kept token and the stop string, where that begins inside a token.
+
+        No generated token ends there, so the tokenizer makes them: kept tokens and these say what ``text`` says.
+        """
+        if not self.stopped:
+            return []
+        n_kept = self.n_kept
+        tail = self.text[self._ends[n_kept - 1] if n_kept else 0 :]
+        return self._encode_in_midst(tail) if tail else []
+
+    def _encode_in_midst(self, text: str) -> list[int]:
+        """Tokens of a text that follows others.
+
+        SentencePiece tokenizers put a space before a text; after a line break they do not.
+        """
+        before = self._encode("\n")
+        alone, after = self._encode(text), self._encode(f"\n{text}")
+        said = self._tokenizer.decode([*before, *alone])
+        if said != self._tokenizer.decode(before) + text and after[: len(before)] == before:
+            return after[len(before) :]
+        return alone
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(id_) for id_ in self._tokenizer.encode(text, add_special_tokens=False)]
+
     def add(self, token_id: int) -> str:
         """The text that this token completes; "" for an end-of-turn token, and after a stop string."""
         self._n_tokens += 1

@@ -31,6 +31,9 @@ class TextSink(Protocol):
     @property
     def n_kept(self) -> int: ...
 
+    @property
+    def tail_ids(self) -> Sequence[int]: ...
+
     def add(self, token_id: int) -> str: ...
 
     def finish(self) -> str: ...
@@ -108,6 +111,7 @@ class Request:
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)  #: of the generated tokens, if ``sample`` notes them
     n_kept: int = 0  #: generated tokens that the turn keeps
+    tail_ids: Sequence[int] = ()  #: tokens that the turn has after these, where a stop string began inside a token
     finish_reason: str = ""
     reading: Future[None] | None = None
     bytes_in: float = 0.0  #: when ``reading`` was done
@@ -126,7 +130,13 @@ class Request:
 
     @property
     def kept_ids(self) -> Sequence[int]:
-        return self.generated[: self.n_kept]
+        """The reply's tokens in the turn."""
+        return [*self.generated[: self.n_kept], *self.tail_ids]
+
+    @property
+    def n_turn(self) -> int:
+        """Tokens at the turn's end: the prompt's and the kept ones."""
+        return len(self.prompt_ids) + self.n_kept + len(self.tail_ids)
 
     @property
     def kept_logprobs(self) -> tuple[TokenLogprob, ...]:
@@ -154,7 +164,7 @@ class Request:
             shown += self.text.finish()
         if self.text.stopped:
             self.finish_reason = "stop"
-        self.n_kept = self.text.n_kept
+        self.n_kept, self.tail_ids = self.text.n_kept, self.text.tail_ids
         if shown:
             told, self._n_told = self.kept_logprobs[self._n_told :], len(self.logprobs)
             self.events.put(Event(text=shown, logprobs=told))

@@ -206,7 +206,7 @@ class Scheduler:
             self._end_chunk(request, self._slice)
         sequence = request.sequence
         assert sequence is not None
-        if sequence.n_tokens == len(request.prompt_ids) + request.n_kept - 1:
+        if sequence.n_tokens == request.n_turn - 1:
             self._prefilling.remove(request)
             if request.finish_reason:
                 self._closing.append(request)
@@ -231,7 +231,7 @@ class Scheduler:
         self._slice = None
         self.rate.record(done.start, done.stop - done.start, done.chunk.seconds)
         request.work.progress(request)
-        total = len(request.prompt_ids) + request.n_kept - 1 - request.n_reused
+        total = request.n_turn - 1 - request.n_reused
         request.events.put(Event(stage="prefill", done=done.stop - request.n_reused, total=total))
 
     def _decode(self) -> None:
@@ -297,7 +297,10 @@ class Scheduler:
         if n_kept > sequence.n_tokens:  # the last token was sampled, not fed
             self._closing.append(request)
         elif sequence.cut(n_kept):
-            self._commit(request)
+            if request.tail_ids:  # the stop string began inside a token: what it said before that is fed anew
+                self._prefilling.append(request)
+            else:
+                self._commit(request)
         else:
             # recurrent layers cannot be cut back: compute the kept part again from where the request began
             if request.checkpoint is None or not sequence.rollback(request.checkpoint):
