@@ -32,7 +32,7 @@ class Restore:
         self.read_s = 0.0  #: seconds until all bytes were in
         self.load_s = 0.0  #: seconds on the owner thread
         self._session = session
-        self._find_again = find_again
+        self.find_again = find_again
         self._buffers: RestoreBuffers | None = None
         self._snapshot: Buffers = {}
         self._jobs: list[Future[None]] = []
@@ -136,7 +136,7 @@ class Restore:
             if not damage:
                 return
             self.notes += map(str, damage)  # other errors are of blocks that depended on these
-            self.found = self._find_again()
+            self.found = self.find_again()
             self._begin()
 
     def abandon(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -203,9 +204,10 @@ class AgentSession:
                 known = f"its snapshots are {', '.join(named)}" if named else "it has no named snapshots"
                 raise UnknownTurn(f"agent {self.name!r} has no snapshot {place!r}: {known}.")
             return named[place]
-        if isinstance(place, bool) or place not in self.store.turns():
-            raise UnknownTurn(f"agent {self.name!r} has no turn {place}: agent.tree() lists its turns.")
-        return place
+        turn = _whole_number(place)
+        if turn is None or turn not in self.store.turns():
+            raise UnknownTurn(f"agent {self.name!r} has no turn {place!r}: agent.tree() lists its turns.")
+        return turn
 
     def checkout(self, place: int | str | None) -> None:
         """Move the head to a turn, a named snapshot, or (None) to before the first turn.
@@ -236,9 +238,10 @@ class AgentSession:
                 )
             self.checkout(turn)
             return
-        if turns < 1 or turns > len(path):
-            raise InputError(f"agent {self.name!r} has {len(path)} turns to rewind, so {turns} is not possible.")
-        self.checkout(path[-turns - 1] if turns < len(path) else None)
+        n = _whole_number(turns)
+        if n is None or not 1 <= n <= len(path):
+            raise InputError(f"agent {self.name!r} has {len(path)} turns to rewind, so {turns!r} is not possible.")
+        self.checkout(path[-n - 1] if n < len(path) else None)
 
     def snapshots(self) -> dict[str, int]:
         """Names that were given to turns, with their turns. A fork has those of the turns that it took over."""
@@ -379,10 +382,16 @@ class AgentSession:
         else:
             sequence.release()
 
-    def take_incoming(self, turn: int | None, n_tokens: int) -> Restore | None:
-        """A restore that is under way and ends at a turn with at least this many tokens; any other is given up."""
+    def take_incoming(self, turn: int | None, n_tokens: int, find_again: Callable[[], Found]) -> Restore | None:
+        """A restore that is under way and ends at a turn with at least this many tokens; any other is given up.
+
+        ``find_again`` is what whoever takes it over wants, if it meets damage.
+        """
         restore, self.incoming = self.incoming, None
-        if restore is None or (self.incoming_turn == turn and restore.found.n_tokens >= n_tokens):
+        if restore is None:
+            return None
+        if self.incoming_turn == turn and restore.found.n_tokens >= n_tokens:
+            restore.find_again = find_again
             return restore
         restore.abandon()
         return None
@@ -482,3 +491,13 @@ class AgentSession:
             for start in range(0, len(ids), BLOCK_TOKENS)
         )
         return BlockMap(self.name, self.parts.realm.codec, len(ids), layers, texts)
+
+
+def _whole_number(value: object) -> int | None:
+    """An integer of any kind as Python's own; None for anything else, a bool and 1.0 included."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

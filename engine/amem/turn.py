@@ -152,9 +152,12 @@ class TurnWork:
             request.sequence = hot
             return True
         if self._restore is None:
-            self._restore = session.take_incoming(self._history.parent, self._found.n_tokens) or Restore(
-                session, self._found, lambda: session.find(self._wanted, prefer=None)
-            )
+
+            def find_again() -> Found:
+                return session.find(self._wanted, prefer=None)
+
+            taken = session.take_incoming(self._history.parent, self._found.n_tokens, find_again)
+            self._restore = taken or Restore(session, self._found, find_again)
         if not self._restore.start(n_all):
             if session.hot is None:
                 return False

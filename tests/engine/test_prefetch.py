@@ -221,6 +221,40 @@ def test_a_restore_in_the_background_returns_before_it_is_done(engine, slow_read
     assert engine.prefetch("a").done()
 
 
+def test_who_stops_waiting_for_a_restore_disturbs_nobody(engine, slow_reads):
+    """Neither requests that run beside it, nor the restore, nor the engine's end."""
+    go_on, _ = slow_reads
+    agent, other = engine.agent("a"), engine.agent("b")
+    agent.ask(LONG, max_tokens=4)
+    agent.evict()
+    stream = other.stream("Tell me.", max_tokens=20)
+    next(iter(stream))
+    assert not engine.prefetch("a").cancel()
+    go_on.set()
+    assert list(stream)[-1].reply is not None
+    agent.restore()
+    assert Residency.HOT is agent.status.residency
+
+
+def test_a_request_that_takes_over_a_damaged_restore_keeps_what_is_good(engine, slow_reads):
+    """As one that began to read by itself: only what lies after the damage is computed again."""
+    go_on, _ = slow_reads
+    agent = engine.agent("a")
+    agent.ask(LONG, max_tokens=4)
+    agent.evict()
+    folder = engine.with_session("a", lambda session: session.store.root)
+    victim = min(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[-8] ^= 4
+    victim.write_bytes(data)
+    agent.restore(background=True)
+    stream = agent.stream("Go on.", max_tokens=4)
+    go_on.set()
+    reply = [event.reply for event in stream if event.reply][-1]
+    assert reply.metrics.notes
+    assert reply.metrics.reused_tokens > 0
+
+
 def test_a_restore_that_cannot_be_is_refused(open_engine, budget_for):
     """There is no such agent, it is answering, or pinned agents leave no room: they are named."""
     engine = open_engine(memory=budget_for(1), prefetch=False)

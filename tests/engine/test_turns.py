@@ -3,6 +3,7 @@
 import contextlib
 import re
 
+import numpy as np
 import pytest
 
 from amem import ContextOverflow, InputError, Match, Residency, UnknownTurn
@@ -161,6 +162,20 @@ def test_places_that_are_not_there_are_refused(planner):
     planner.rewind(to=planner.turns[0].id)
     with pytest.raises(UnknownTurn, match="use checkout"):
         planner.rewind(to=head)
+
+
+@pytest.mark.parametrize("place", [1.0, True, float("nan"), b"1", [1]])
+def test_what_is_no_whole_number_is_no_turn(place, planner):
+    """Python finds 1.0 and True where 1 is; a store that took them could not be read any more."""
+    head = planner.turns[-1].id
+    for move in (planner.checkout, lambda at: planner.rewind(to=at), lambda at: planner.snapshot("s", at=at)):
+        with pytest.raises(UnknownTurn, match="has no turn"):
+            move(place)
+    with pytest.raises(InputError, match="is not possible"):
+        planner.rewind(place)
+    planner.checkout(np.int64(head))
+    assert head == planner.turns[-1].id
+    assert {} == planner.snapshots
 
 
 def test_an_agent_without_turns_has_nothing_to_name(engine):

@@ -40,6 +40,20 @@ def flip_payload(path):
     flip(path, 8 * path.stat().st_size - 100)
 
 
+def test_a_schema_that_is_no_text_any_more_is_damage_too(saved):
+    """SQLite quotes the file in its message, which then is no UTF-8; other agents are served, and it is salvaged."""
+    path = saved / "agent.sqlite3"
+    data = path.read_bytes()
+    at = data.index(b"NOT NULL") + len("NOT NUL")
+    path.write_bytes(data[:at] + b"\xd3" + data[at + 1 :])
+    with Store(saved.parent.parent) as store:
+        [problem] = verify(store).problems
+        assert "damaged" in problem
+        with store.open("planner", SPACE) as agent:
+            assert ["first ä", "second"] == [turn.prompt for turn in agent.turns().values()]
+        assert verify(store).clean
+
+
 def test_one_flipped_bit_anywhere_is_found(agent):
     """Whatever bit of a block's file flips, header and padding included, the block is never read."""
     small = {"k": np.arange(64, dtype=np.uint8), "v": np.ones(3, np.float16)}

@@ -29,6 +29,9 @@ class _Later:
     job: Callable[[], None]
     done: Future[None] = field(default_factory=Future)
 
+    def __post_init__(self) -> None:
+        self.done.set_running_or_notify_cancel()  # whoever waits may stop waiting; the job is the engine's
+
 
 @dataclass
 class _Slice:

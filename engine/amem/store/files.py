@@ -41,6 +41,9 @@ def explained(action: str, place: Path) -> Iterator[None]:
             message = f"cannot {action} in {place}: the database is damaged ({error}); open it again to salvage it"
             raise CorruptState(message) from error
         raise StoreError(f"cannot {action} in {place}: {error}") from error
+    except UnicodeDecodeError as error:  # a text in the database, or a part of it that SQLite quotes in its message
+        message = f"cannot {action} in {place}: the database is damaged ({error}); open it again to salvage it"
+        raise CorruptState(message) from error
 
 
 def _full(action: str, place: Path) -> str:

@@ -135,6 +135,9 @@ def connect(path: Path, tables: str, *, synchronous: str, exclusive: bool) -> sq
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR:
             raise damaged(str(error)) from error  # our own statements are right, so it is the file that is not
         raise
+    except UnicodeDecodeError as error:  # SQLite quotes the file in its message, and Python reads that as text
+        connection.close()
+        raise damaged("what SQLite says of it is no text") from error
     except BaseException:
         connection.close()
         raise
