@@ -17,7 +17,7 @@ from amem.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from amem.model.spec import ModelCacheSpec
-    from amem.store import Store
+    from amem.store import Store, VerifyReport
 
 FAILED = 1  #: exit code of an error that was told in one line; argparse's own for a wrong usage is 2
 INTERRUPTED = 130  #: what shells use for Ctrl-C
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--repair", action="store_true", help="set damaged files aside and rebuild what can be rebuilt")
     delete = command("delete", _delete, "delete an agent, its transcript and every stored byte of it", stored)
     delete.add_argument("name", metavar="NAME")
+    delete.add_argument("--yes", action="store_true", help="really: nothing brings it back")
     export = command("export", _export, "write an agent to one file", stored)
     export.add_argument("name", metavar="NAME")
     export.add_argument("file", metavar="FILE", type=Path)
@@ -299,19 +300,28 @@ def _verify(options: argparse.Namespace) -> int:
         *report.problems,
         *reports,
         *(f"skipped: {reason}" for reason in report.skipped),
-        f"{counted}, {format_size(report.nbytes)} read: {_verdict(report.problems, repaired=report.repaired)}",
+        f"{counted}, {format_size(report.nbytes)} read: {_verdict(report)}",
     ]
     _write(options, asdict(report) | {"clean": report.clean, "reports": reports}, "\n".join(lines))
-    return 0 if report.clean else FAILED
+    nothing_read = bool(report.skipped) and not report.agents
+    return 0 if report.clean and not nothing_read else FAILED
 
 
-def _verdict(problems: Sequence[str], *, repaired: bool) -> str:
-    if not problems:
-        return "all as it was written"
-    return f"{len(problems)} problems, " + ("repaired" if repaired else "not repaired (--repair does)")
+def _verdict(report: VerifyReport) -> str:
+    if report.problems:
+        said = "repaired" if report.repaired else "not repaired (--repair does)"
+        return f"{len(report.problems)} problems, {said}"
+            "repaired" if report.repaired else "not repaired (--repair does)"
+        )
+    if report.skipped:
+        checked = "what could be read is as it was written" if report.agents else "nothing could be read"
+        return f"{checked}; {len(report.skipped)} agents in use were not checked"
+    return "all as it was written"
 
 
 def _delete(options: argparse.Namespace) -> int:
+    if not options.yes:
+        raise InputError(f"deleting {options.name!r} cannot be undone: repeat with --yes, or export it first.")
     with _store(options) as store:
         deleted = store.delete(options.name, options.space or DEFAULT_SPACE)
     text = f"deleted {options.name!r}: {format_size(deleted.nbytes)}"

@@ -10,6 +10,7 @@ import pytest
 
 from amem import Engine, cli, engine
 from amem.cli import main
+from amem.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +107,32 @@ def test_verify_fails_on_damage_until_it_is_repaired(tiny_model_path, tmp_path, 
     assert told(capsys, "verify", "--store", str(root))["clean"]
 
 
+def test_verify_does_not_praise_what_it_could_not_read(filled, capsys):
+    """An agent that is in use is not checked, and the verdict says so."""
+    with Store(filled) as store:
+        entries = store.agents()
+        first = store.open(entries[0].name, entries[0].space)
+        assert 0 == main(["verify", "--store", str(filled)])
+        assert "1 agents in use were not checked" in capsys.readouterr().out
+        others = [store.open(entry.name, entry.space) for entry in entries[1:]]
+        assert 1 == main(["verify", "--store", str(filled)])
+        assert "nothing could be read" in capsys.readouterr().out
+        for agent in (first, *others):
+            agent.close()
+
+
 def test_an_agent_moves_as_one_file_and_is_deleted(filled, tmp_path, capsys, no_model):
     """Export, import under another name, delete; what is not there is an error in one line."""
     file, other = str(tmp_path / "planner.amem"), str(tmp_path / "other")
     assert told(capsys, "export", "planner", file, "--store", str(filled))["nbytes"] > 0
     moved = told(capsys, "import", file, "--store", other, "--name", "moved", "--space", "s")
     assert ("moved", "s") == (moved["name"], moved["space"])
-    assert told(capsys, "delete", "moved", "--store", other, "--space", "s")["nbytes"] > 0
+    assert told(capsys, "delete", "moved", "--yes", "--store", other, "--space", "s")["nbytes"] > 0
     assert [] == told(capsys, "agents", "--store", other)
     for argv in (
-        ["delete", "moved", "--store", other, "--space", "s"],
+        ["delete", "planner", "--store", str(filled)],
+        ["export", "planner", str(tmp_path / "nowhere" / "file"), "--store", str(filled)],
+        ["delete", "moved", "--yes", "--store", other, "--space", "s"],
         ["export", "planner", file, "--store", str(filled)],
         ["import", str(tmp_path / "none"), "--store", other],
         ["agents", "--store", str(tmp_path / "none")],

@@ -37,6 +37,8 @@ def export_agent(agent: AgentStore, target: Path) -> int:
     """
     if target.exists():
         raise InputError(f"{target} exists already; choose another file name")
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent}: make it first, or choose another file name")
     with files.explained(f"export agent {agent.name!r}", target.parent), agent.inspecting() as database:
         rows = facts.all_rows(database, Label(agent.name, agent.space))
         temporary = target.with_name(target.name + ".tmp")
