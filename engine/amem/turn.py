@@ -16,6 +16,7 @@ from amem.errors import ContextOverflow, MemoryBudgetError, StoreError
 from amem.kv.codec import GROUP
 from amem.kv.run import BLOCK_GROUPS
 from amem.kv.sequence import Buffers, SequenceState
+from amem.model.messages import same_json
 from amem.restoring import Restore
 from amem.results import Match, Reply, ReplyMetrics, Residency, Why
 from amem.run.request import Request
@@ -438,7 +439,7 @@ class TurnWork:
             turn
             for turn in (turns[number] for number in self._session.store.children(place.history.parent))
             if (turn.cell_id, turn.prompt, turn.system) == (self._caller.cell_id, place.prompt, place.system)
-            and dict(turn.settings) == self._settings
+            and _same_settings(turn.settings, self._settings)
         ]
 
     def _realize(self) -> None:
@@ -511,6 +512,15 @@ class TurnWork:
             saved_ms=again * 1e3 - (restore_ms if request.n_reused else 0.0) if again is not None else None,
             why=self._why,
         )
+
+
+def _same_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two turns' settings are the same; a temperature of 0 is one of 0.0, which in JSON they are not."""
+    return (
+        dict(one) == dict(other)
+        and same_json(one.get("tools"), other.get("tools"), ordered=True)
+        and same_json(one.get("messages"), other.get("messages"))
+    )
 
 
 def _end(block: BlockRecord | None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from amem.kv.codec import GROUP
 from amem.match import n_common
+from amem.model.messages import same_json
 from amem.results import Match, Why
 from amem.wish import Place, messages_of
 
@@ -162,7 +163,7 @@ def _cause(session: AgentSession, request: Request, seam: _Seam) -> tuple[str, s
             "The system text is another.",
             "Keep it as it was; what should vary belongs at the end of the last message.",
         )
-    if first and turn.settings.get("tools", []) != place.recorded.get("tools", []):
+    if first and not same_json(turn.settings.get("tools", []), place.recorded.get("tools", []), ordered=True):
         return (
             "The descriptions of tools are others, or in another order.",
             "Send the same tools in the same order with every request: the template writes them at the start.",
@@ -174,7 +175,7 @@ def _cause(session: AgentSession, request: Request, seam: _Seam) -> tuple[str, s
         )
     messages = messages_of(turn)
     own = _messages_of_place(place)
-    if own[: len(messages)] == messages:
+    if same_json(own[: len(messages)], messages):
         return (
             "The chat template renders the same messages otherwise: it may write the date, or depend on what follows.",
             "Nothing: turns that are appended one by one keep the text that they began with.",

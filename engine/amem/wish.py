@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from amem.errors import InputError
 from amem.match import carry, n_common
-from amem.model.messages import Message, Tools
+from amem.model.messages import Message, Tools, same_json
 
 if TYPE_CHECKING:
     from amem.session import AgentSession, History
@@ -171,8 +171,8 @@ class ChatWish:
                 if (
                     end + 1 < len(self.messages)
                     and not turn.settings.get(RAW)
-                    and (at is not None or list(self.tools) == turn.settings.get("tools", []))
-                    and list(self.messages[n:end]) == own
+                    and (at is not None or same_json(self.tools, turn.settings.get("tools", []), ordered=True))
+                    and same_json(self.messages[n:end], own)
                     and self.messages[end]["role"] == "assistant"
                     and said(turn.reply).is_said_by(self.messages[end])
                 ):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from amem import Engine, InputError, Match
+from amem.model.said import Call, Said
 from amem.store.records import BLOCK_TOKENS
 from tests.engine.scripted import Replies
 from tests.templates import BOS_AND_TRIM, DATED, NO_SYSTEM, NUMBERED, SYSTEM_IN_USER, THINKING, TOOLS, TWO_ENDS
@@ -490,6 +491,73 @@ def test_messages_that_cannot_be_served_are_refused_and_change_nothing(talk, mes
         here.chat(messages)
     assert "\n" not in str(raised.value)
     assert before == (here.agent.tree(), here.ids())
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, 1), (1, 1.0), (0, False), ([1], [True])])
+def test_values_that_python_takes_for_equal_are_others_in_json(talk, before, after):
+    """In tools, in a recorded message's call and in a reply's call."""
+    here = talk("tools")
+
+    def call(value):
+        function = {"name": "weather", "arguments": {"n": value, "day": "Monday"}}
+        return {"tool_calls": [{"type": "function", "function": function}]}
+
+    def tools(value):
+        return [{"type": "function", "function": {"name": "weather", "parameters": {"default": value}}}]
+
+    def decoded():
+        return here.tokenizer.decode(here.ids())
+
+    here.chat([user(LONG)], "Yes.", tools=tools(before))
+    messages = [user(LONG), assistant("Yes."), user("Go on.")]
+    assert Match.EXTEND is here.chat(messages, tools=tools(before)).metrics.match
+    assert Match.EXTEND is not here.chat(messages, tools=tools(after)).metrics.match
+    assert json.dumps({"default": after}) in decoded()
+    made_up = [user(LONG), assistant("", **call(before)), user("And?")]
+    here.chat(made_up, "Well.")
+    more = [assistant("Well."), user("Go on.")]
+    assert Match.EXTEND is here.chat([*made_up, *more]).metrics.match
+    made_up[1] = assistant("", **call(after))
+    assert Match.EXTEND is not here.chat([*made_up, *more]).metrics.match
+    assert f'"n": {json.dumps(after)}' in decoded()
+    said = Said("", "", "", "", (Call("weather", {"day": "Monday", "n": before}),))
+    assert said.is_said_by(assistant("", **call(before)))
+    assert not said.is_said_by(assistant("", **call(after)))
+
+
+def test_the_order_of_a_tools_keys_counts_since_the_template_writes_it(talk):
+    """That of a call's arguments does not."""
+    here = talk("tools")
+    swapped = {"type": "function", "function": dict(reversed(TOOL["function"].items()))}
+    here.chat([user(LONG)], "Yes.", tools=[TOOL])
+    messages = [user(LONG), assistant("Yes."), user("Go on.")]
+    assert Match.EXTEND is here.chat(messages, tools=[TOOL]).metrics.match
+    other = here.chat(messages, tools=[swapped])
+    assert Match.EXTEND is not other.metrics.match
+    assert "descriptions of tools" in other.metrics.explain()
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "[" * 101 + "]" * 101 + "}"], ids=["[", "{", "101"]
+)
+def test_arguments_nested_too_deeply_are_refused(talk, arguments):
+    """In one line, before anything changes."""
+    here = talk("tools")
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    with pytest.raises(InputError, match="nested more than 100 deep") as raised:
+        here.chat([user("Hello."), assistant("", tool_calls=[call]), user("And?")])
+    assert "\n" not in str(raised.value)
+    assert not here.agent.tree()
+
+
+@pytest.mark.parametrize("depth", [101, 100_000])
+def test_tools_nested_too_deeply_are_refused(talk, depth):
+    """As a call's arguments are."""
+    nested = []
+    for _ in range(depth):
+        nested = [nested]
+    with pytest.raises(InputError, match="nested more than 100 deep"):
+        talk("tools").chat([user("Hello.")], tools=[{"x": nested}])
 
 
 @pytest.mark.parametrize("tools", ["weather", [1], [{"x": {1, 2}}]])

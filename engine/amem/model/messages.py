@@ -13,6 +13,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 ROLES = ("system", "user", "assistant", "tool")
 
+_DEEPEST = 100  # lists and mappings in one another; deeper ones may exhaust the stack of whoever reads them later
+
 
 def plain_messages(messages: object) -> tuple[Message, ...]:
     """A whole conversation as a client sends it, checked and in plain form.
@@ -24,8 +26,8 @@ def plain_messages(messages: object) -> tuple[Message, ...]:
     Raises
     ------
     InputError
-        No messages, a role that is not known, a message without text, or a last message that is not the user's or a
-        tool's.
+        No messages, a role that is not known, a message without text, a last message that is not the user's or a
+        tool's, or a tool call's arguments that are nested more than 100 deep.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InputError("messages must be a list of mappings with a role and a content.")
@@ -46,7 +48,7 @@ def plain_tools(tools: object) -> tuple[Mapping[str, Any], ...]:
     Raises
     ------
     InputError
-        Not a list of mappings that can be written as JSON.
+        Not a list of mappings that can be written as JSON, or nested more than 100 deep.
     """
     if tools is None:
         return ()
@@ -100,14 +102,45 @@ def _plain_call(number: int, call: object) -> dict[str, Any]:
 
 
 def arguments_of(arguments: object) -> Any:
-    """A tool call's arguments as a mapping, if they are one or JSON text of one; else as they are."""
+    """A tool call's arguments as a mapping, if they are one or JSON text of one; else as they are.
+
+    Raises
+    ------
+    InputError
+        They cannot be written as JSON, or are nested more than 100 deep.
+    """
+    what = "a tool call's arguments"
     if isinstance(arguments, str):
         try:
             found = json.loads(arguments)
         except ValueError:
             return arguments
-        return found if isinstance(found, dict) else arguments
-    return {} if arguments is None else arguments
+        except RecursionError as error:
+            raise _too_deep(what) from error
+        return _as_json(what, found) if isinstance(found, dict) else arguments
+    return {} if arguments is None else _as_json(what, arguments)
+
+
+def same_json(one: object, other: object, *, ordered: bool = False) -> bool:
+    """Whether two values are the same JSON: true, 1 and 1.0 are three values, which Python takes for equal.
+
+    With ``ordered`` the order of keys counts, as where a template writes them out.
+    """
+    return _written(one, ordered) == _written(other, ordered)
+
+
+def _written(value: object, ordered: bool) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=not ordered)
+
+
+def _is_deeper(value: object, than: int) -> bool:
+    """Whether lists and mappings lie in one another in more levels than that."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (than == 0 or any(_is_deeper(item, than - 1) for item in inner))
+
+
+def _too_deep(what: str) -> InputError:
+    return InputError(f"{what}: lists and mappings are nested more than {_DEEPEST} deep; send fewer in one another.")
 
 
 def _as_json(what: str, value: object) -> Any:
@@ -119,4 +152,9 @@ def _as_json(what: str, value: object) -> Any:
         raise InputError(f"{what} holds half of a character (a lone surrogate): remove it.") from error
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} cannot be written as JSON: {error}") from error
-    return json.loads(text)
+    except RecursionError as error:
+        raise _too_deep(what) from error
+    plain = json.loads(text)
+    if _is_deeper(plain, _DEEPEST):
+        raise _too_deep(what)
+    return plain

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from amem.model.messages import Message, arguments_of
+from amem.errors import InputError
+from amem.model.messages import Message, arguments_of, same_json
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -51,8 +52,9 @@ class Said:
         calls = message.get("tool_calls") or ()
         if not calls:
             return content in (self.text, self.answer)
-        sent = tuple(Call(call["function"]["name"], call["function"]["arguments"]) for call in calls)
-        return bool(self.calls) and sent == self.calls and content in ("", self.content)
+        sent = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
+        mine = [[call.name, call.arguments] for call in self.calls]
+        return bool(mine) and same_json(sent, mine) and content in ("", self.content)
 
 
 def read_reply(reply: str, tokenizer: TokenizerWrapper) -> Said:
@@ -92,7 +94,10 @@ def _split_calls(
         for call in read if isinstance(read, list) else [read]:
             if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
                 return answer, ()
-            calls.append(Call(call["name"], arguments_of(call.get("arguments"))))
+            try:
+                calls.append(Call(call["name"], arguments_of(call.get("arguments"))))
+            except InputError:
+                return answer, ()
         pieces.append(before)
         rest = after
     return "".join([*pieces, rest]), tuple(calls)
