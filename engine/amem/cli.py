@@ -311,8 +311,6 @@ def _verdict(report: VerifyReport) -> str:
     if report.problems:
         said = "repaired" if report.repaired else "not repaired (--repair does)"
         return f"{len(report.problems)} problems, {said}"
-            "repaired" if report.repaired else "not repaired (--repair does)"
-        )
     if report.skipped:
         checked = "what could be read is as it was written" if report.agents else "nothing could be read"
         return f"{checked}; {len(report.skipped)} agents in use were not checked"
