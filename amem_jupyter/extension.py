@@ -12,6 +12,7 @@ from amem_jupyter.completion import Completion
 from amem_jupyter.errors import is_refusal
 from amem_jupyter.firstline import lift_magic
 from amem_jupyter.magics import AmemMagics
+from amem_jupyter.questions import keep_questions, leave_questions
 
 BUNDLED = "smollm2-135m"
 
@@ -29,6 +30,7 @@ def attach(shell: InteractiveShell) -> None:
     completion = Completion(shell, lambda kind: names_of(magics, kind))
     completion.attach()
     shell.input_transformers_cleanup.append(lift_magic)
+    keep_questions(shell.input_transformer_manager)
     _attached[shell] = (magics, completion)
 
 
@@ -39,6 +41,7 @@ def detach(shell: InteractiveShell) -> None:
     magics, completion = _attached.pop(shell)
     completion.detach()
     shell.input_transformers_cleanup.remove(lift_magic)
+    leave_questions(shell.input_transformer_manager)
     magics.cells.detach()
     magics.live.forget()
     manager = shell.magics_manager

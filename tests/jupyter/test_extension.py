@@ -19,7 +19,8 @@ def matchers(shell):
 
 
 def transformers(shell):
-    return [one for one in shell.input_transformers_cleanup if "amem" in one.__module__]
+    manager = shell.input_transformer_manager
+    return [one for one in (*manager.cleanup_transforms, *manager.token_transformers) if "amem" in one.__module__]
 
 
 def configurables(shell):
@@ -34,7 +35,8 @@ def test_loading_three_times_leaves_one_of_each(notebook):
     assert len(hooks(notebook.shell)) == 2
     assert len(matchers(notebook.shell)) == 1
     assert len(configurables(notebook.shell)) == 1
-    assert len(transformers(notebook.shell)) == 1
+    ours = [one.__name__ for one in transformers(notebook.shell)]
+    assert ours == ["lift_magic", "AgentLine", "AgentAssign"]
 
 
 def test_the_engine_survives_a_reload(notebook, script):
