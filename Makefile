@@ -41,13 +41,11 @@ demo: $(STAMP)  ## the quickstart notebook in two kernels, and a table of what t
 lab: $(STAMP)  ## JupyterLab on the quickstart notebook
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
-figures: $(STAMP)  ## draw README's figures from the results
-	$(BIN)/python -m benchmarks.figures
-
 bench: $(STAMP)  ## measure, and write the numbers that README quotes
 	$(BIN)/python -m benchmarks
 
-figures: $(STAMP)  ## make README's tables anew from the results that are there
+figures: $(STAMP)  ## make README's tables and figures anew from the results that are there
+	$(BIN)/python -m benchmarks.figures
 	$(BIN)/python -m benchmarks.readme
 
 soak: $(STAMP)  ## thousands of kills and of flipped bits (an hour); the kills are counted in a result file

@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--codec", default="q4")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the blocks are put")
-    parser.add_argument("--check", action="store_true", help=f"fail where a restore has less than {LEAST_RATIO:.0%}")
+    parser.add_argument("--check", action="store_true", help=f"fail where a restore has less than {LEAST_RATIO:.0%}%")
     options = parser.parse_args()
     if min(options.contexts) < BLOCK_TOKENS or options.repeats < 1:
         parser.error(f"contexts have at least {BLOCK_TOKENS} tokens, and repeats at least 1")
