@@ -45,7 +45,7 @@ def reply_card(reply: Reply, how: str = "md") -> Picture:
     found = f"{metrics.match} · was {metrics.residency}"
     title_rich = f"{title.html} {span(f'· {esc(found)}', 'opacity:0.7', FOUND[metrics.match])}"
     cost = _cost(metrics)
-    cut = f"cut at {metrics.generated_tokens} tokens (--max-tokens)" if reply.finish_reason == "length" else ""
+    cut = _cut(metrics.generated_tokens) if reply.finish_reason == "length" else ""
     notes = [*([] if metrics.saved else ["not saved to disk"]), *metrics.notes]
     notes_rich = "".join(div(f"! {esc(note)}", f"color:{STOPPED}") for note in notes)
     cut_rich = div(faint(f"… {esc(cut)}")) if cut else ""
@@ -95,6 +95,12 @@ def stage_words(event: Event | None) -> str:
 
 def _title(agent: str, rest: str) -> Picture:
     return Picture(f"<b>{esc(agent)}</b> {faint(f'· {esc(rest)}')}", f"{agent} · {rest}")
+
+
+def _cut(generated_tokens: int) -> str:
+    """That --max-tokens ended it; a recorded reply was cut when it was made, and generated nothing now."""
+    where = f"cut at {count(generated_tokens, 'token')}" if generated_tokens else "the recorded reply was cut"
+    return f"{where} (--max-tokens)"
 
 
 def _cost(metrics: ReplyMetrics) -> Picture:

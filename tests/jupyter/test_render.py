@@ -97,6 +97,16 @@ def test_what_a_person_should_know_is_on_the_card():
         assert "Turns 3, 4 were left." in form
 
 
+def test_a_recorded_reply_that_was_cut_names_no_count():
+    """It generated nothing now; what it stopped at then is not known here."""
+    found = replace(reply(generated_tokens=0), finish_reason="length")
+    for form in (reply_card(found).html, reply_card(found).text):
+        assert "the recorded reply was cut (--max-tokens)" in form
+        assert "cut at" not in form
+    whole = reply(generated_tokens=0)
+    assert "was cut" not in reply_card(whole).text
+
+
 HOSTILE = "<script>alert(1)</script> <img src=x onerror=y> ![p](http://x/p.png) [l](javascript:z) **b** <b>raw</b>"
 
 
