@@ -126,6 +126,10 @@ class Background:
         """Keep one; those that went well are forgotten, those that failed are told at the next wait."""
         self._pending = [other for other in self._pending if not other.done or other.failure] + [pending]
 
+    def has(self, name: str) -> bool:
+        """Whether one of this agent is kept."""
+        return any(pending.agent == name for pending in self._pending)
+
     def take(self, names: Collection[str]) -> list[PendingReply]:
         """Those of some agents, or of all, which are kept no longer."""
         taken = [pending for pending in self._pending if not names or pending.agent in names]

@@ -143,8 +143,13 @@ class Subcommands:
         _say(f"{agent.name} is deleted")
 
     def _wait(self, arguments: Arguments) -> None:
-        background = self._magics.session.background
-        taken = background.take(arguments.get("NAME", ()))
+        background, wanted = self._magics.session.background, arguments.get("NAME", ())
+        engine = self._magics.session.engine
+        if engine is not None:  # without one nothing goes on, and waiting loads none
+            for name in wanted:
+                if not background.has(name):  # a request that failed may have left no agent, and is still told
+                    existing_agent(engine, name)
+        taken = background.take(wanted)
         names = ", ".join(dict.fromkeys(pending.agent for pending in taken))
         if not taken:
             _say("nothing is going on in the background")

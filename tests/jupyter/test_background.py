@@ -95,6 +95,24 @@ def test_a_failure_is_told_where_it_is_waited_for(notebook, script):
     assert notebook.run("%amem wait").success
 
 
+def test_waiting_for_an_agent_that_is_not_there_is_refused(notebook, pending):
+    """At once, with the nearest name, also beside one that is there; what goes on is still waited for later."""
+    for line in ("%amem wait planer", "%amem wait planner planer"):
+        seen = notebook.fails(line).strip()
+        assert seen == "UsageError: no agent 'planer' in this space; did you mean planner?"
+    assert background_of(notebook).running() == [pending]
+
+
+def test_waiting_for_an_idle_agent_or_without_an_engine_is_no_error(notebook, script):
+    """There is nothing to wait for, and no engine is loaded to find that out."""
+    notebook.run("%amem wait planner")
+    assert notebook.text == "nothing is going on in the background"
+    assert script.opened == []
+    notebook.run("%agent planner Hi")
+    notebook.run("%amem wait planner")
+    assert notebook.text == "nothing is going on in the background"
+
+
 def test_an_interrupt_ends_the_waiting_and_not_the_request(notebook, pending, monkeypatch):
     """The next wait finds it again."""
 
