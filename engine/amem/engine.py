@@ -576,6 +576,10 @@ class Engine:
             return done
         return self._owner.submit(queue)
 
+    def n_tokens(self, text: str) -> int:
+        """How many tokens a bare text has."""
+        return self._owner.call(lambda: len(self._parts.prompter.raw(text)))
+
     def said(self, reply: str) -> Said:
         """A reply's thought, content and tool calls, by the model's own marks. Any thread may ask."""
         return self._parts.prompter.said(reply)

@@ -312,6 +312,18 @@ def test_a_completion_continues_the_text_itself(shared):
     assert longer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
 
 
+@pytest.mark.parametrize("text", ["Let me see.\n</think>\n\nSo.", "\n <think>x</think>\n", CALL, "a <thi"])
+@pytest.mark.parametrize("template", [TOOLS, THINKING])
+def test_a_completion_is_the_text_as_it_was_generated(scripted, template, text):
+    """Marks and white space are its own; whole and streamed."""
+    place = scripted(template)
+    body = {"prompt": LONG, "max_tokens": place.say(text)}
+    assert text == place.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    place.say(text)
+    chunks = events(place.http.post("/v1/completions", json={**body, "stream": True}))
+    assert text == "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -138,3 +138,18 @@ def test_a_store_that_fails_is_told_apart_and_logged(place, monkeypatch, caplog)
     assert int(response.headers["retry-after"]) > 0
     assert any(os.strerror(errno.EMFILE) in record.getMessage() for record in caplog.records)
     assert "Kanarienvogel" not in caplog.text + response.text
+
+
+def test_the_header_names_an_agent_in_utf8(place):
+    """As its bytes come; the field may say the same."""
+    place.open()
+    name = "Plänerin 計画"
+    reply = place.chat(user("x"), agent=name, headers={"X-Agent": name.encode()})
+    assert name == reply["amem"]["agent"]
+    assert [name] == place.engine.agents()
+    refused = place.http.post(
+        "/v1/chat/completions", json={"messages": [user("x")]}, headers={"X-Agent": b"Pl\xe4nerin"}
+    )
+    assert 400 == refused.status_code
+    assert "UTF-8" in refused.json()["error"]["message"]
+    assert [name] == place.engine.agents()

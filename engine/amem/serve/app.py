@@ -21,11 +21,11 @@ from amem.errors import StoreError
 from amem.serve.bodies import ChatBody, CompletionBody, MessagesBody
 from amem.serve.chat import ChatReply, TextReply, chat_wanted, text_wanted
 from amem.serve.description import description
-from amem.serve.desk import ClientGoneError, Desk, Wanted
+from amem.serve.desk import ClientGoneError, Desk, Wanted, closing
 from amem.serve.errors import HttpError, http_error
 from amem.serve.keys import Keys
 from amem.serve.messages import MessageReply, messages_wanted
-from amem.serve.parts import Part, parts_of
+from amem.serve.parts import Part, parts_of, raw_parts_of
 from amem.serve.streaming import EventStream
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ Json = dict[str, Any]
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 _EXPIRE_EVERY_S = 60.0
+_LIMITS = ("too_long", "too_short", "string_too_long", "string_too_short")  # pydantic's types of errors
 
 
 class App:
@@ -67,7 +68,15 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.routes(scope, receive, send)
+        try:
+            await self.routes(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._desk.closed:
+                raise  # else a stream is cut off, as it must be: nothing that a log should tell of
+
+    def close(self) -> None:
+        """End all requests: their clients are told to come back."""
+        self._desk.close()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -97,6 +106,11 @@ class App:
                 response = await handler(request)
             except (ClientGoneError, ClientDisconnect):
                 response = Response(status_code=499)  # nobody reads it
+            except asyncio.CancelledError:
+                if not self._desk.closed:
+                    raise
+                told = closing()  # the server ends, and waits no longer
+                response = JSONResponse(tells(told), told.status, told.headers)
             except Exception as error:  # noqa: BLE001  # whatever it was, the client is told and the log keeps no text
                 told = _told(path, error)
                 response = JSONResponse(tells(told), told.status, told.headers)
@@ -131,17 +145,16 @@ class App:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpError(415, "the body must be JSON, with 'Content-Type: application/json'.", code="no_json")
         raw = bytearray()
-        async for piece in request.stream():
-            raw += piece
-            if len(raw) > self._desk.limits.body_bytes:
-                most = self._desk.limits.body_bytes
-                raise HttpError(413, f"the body has more than {most} bytes.", code="too_large")
+        async with self._desk.arriving():
+            async for piece in request.stream():
+                raw += piece
+                if len(raw) > self._desk.limits.body_bytes:
+                    most = self._desk.limits.body_bytes
+                    raise HttpError(413, f"the body has more than {most} bytes.", code="too_large")
         try:
             return kind.model_validate_json(bytes(raw))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise HttpError(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None
+            raise _misfit(error) from None
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._model:
@@ -152,6 +165,11 @@ class App:
     @staticmethod
     def _agent(request: Request, named: str | None) -> str | None:
         header = request.headers.get("x-agent")
+        if header is not None:
+            try:
+                header = header.encode("latin-1").decode()  # headers come as bytes
+            except UnicodeDecodeError:
+                raise HttpError(400, "X-Agent is not UTF-8.", param="agent") from None
         if header is not None and named is not None and header != named:
             raise HttpError(400, "X-Agent and the field agent name two agents: give one.", param="agent")
         return header
@@ -177,7 +195,10 @@ class App:
                 async for event in events:
                     yield event
 
-            parts = parts_of(all_events(), self._marks, self._desk.engine.said, with_tools=bool(wanted.tools))
+            if wanted.text is not None:
+                parts = raw_parts_of(all_events())
+            else:
+                parts = parts_of(all_events(), self._marks, self._desk.engine.said, with_tools=bool(wanted.tools))
             if chunks is None:
                 return JSONResponse(await whole(parts))
             return EventStream(chunks(parts), stack.pop_all(), _stream_error(request.url.path))
@@ -260,6 +281,20 @@ def _stream_error(path: str) -> Callable[[Exception], str | None]:
         return server_event(told.anthropic(), "error") if path == "/v1/messages" else server_event(told.openai())
 
     return tell
+
+
+def _misfit(error: ValidationError) -> HttpError:
+    """The first field that is not as it should be, and why."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    field = found[0]["loc"][:1]
+    # of a field's alternatives, one that only breaks a limit is the one that was meant
+    broken = [one for one in found if one["loc"][:1] == field and one["type"] in _LIMITS]
+    if not broken:
+        first = found[0]
+        where = ".".join(map(str, first["loc"]))
+        return HttpError(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
+    where = ".".join(part for part in map(str, broken[0]["loc"]) if not part.endswith((")", "]", "-str")))
+    return HttpError(400, f"{where}: {broken[0]['msg']}", param=where)
 
 
 def _told(path: str, error: Exception) -> HttpError:

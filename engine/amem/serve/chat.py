@@ -173,7 +173,7 @@ class TextReply:
         text, logprobs = "", list[TokenLogprob]()
         reply: Reply | None = None
         async for part in parts:
-            text += part.thought + part.text
+            text += part.text
             logprobs += part.logprobs
             reply = part.reply or reply
         assert reply is not None
@@ -187,8 +187,8 @@ class TextReply:
         """The events of a stream."""
         offset = 0
         async for part in parts:
-            if part.thought or part.text or (part.logprobs and self.with_logprobs):
-                yield server_event(self._body(part.thought + part.text, None, part.logprobs, offset))
+            if part.text or (part.logprobs and self.with_logprobs):
+                yield server_event(self._body(part.text, None, part.logprobs, offset))
                 offset += sum(len(entry.text) for entry in part.logprobs)
             if part.reply is not None:
                 done = self._body("", part.reply.finish_reason, (), offset)

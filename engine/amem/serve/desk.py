@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from amem.agent import events_of, queued_request
-from amem.errors import AgentLocked, Cancelled
+from amem.checks import check_text
+from amem.errors import AgentLocked, Cancelled, ContextOverflow
 from amem.model.messages import plain_messages, plain_tools
 from amem.results import Event, Reply
 from amem.serve.errors import HttpError
@@ -21,12 +22,17 @@ from amem.serve.marks import marks_of, marks_of_text
 from amem.serve.measures import Measures
 from amem.serve.named import NamedAgent, NamedAgents
 from amem.serve.sessions import Marks, Session, Sessions
+from amem.serve.threads import in_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from amem.engine import Engine
     from amem.run.request import Request
+
+COUNTED = 32_768  #: characters of a long text that are made tokens at once
+_CHARS_PER_TOKEN = 6  # hardly any text has more; what has fewer is counted once, and what is longer is counted before
+_CUT_TOKENS = 16  # that a piece may have more than its part of the whole: at its two ends, and a BOS
 
 
 class ClientGoneError(Exception):
@@ -66,6 +72,10 @@ class Desk:
         self.limits = limits
         self.measures = Measures(lambda: self._n_taken, lambda: sum(map(len, self._sessions.values())))
         self.named = NamedAgents(limits.open_sessions)
+        self.closed = False
+        self._context_length = engine.status().context_length
+        self._endings: set[_Ending] = set()
+        self._arrivals: set[asyncio.Timeout] = set()
         self._n_taken = 0
         self._sessions: dict[str, Sessions] = {}
         self._mean_s = 1.0  # of late requests
@@ -81,6 +91,43 @@ class Desk:
             self._sessions[domain] = Sessions(inside.in_space(f"{inside.space}/http"), self.limits)
         return self._sessions[domain]
 
+    def close(self) -> None:
+        """Take no more requests, and end those that run or are being read: their clients are told to come back."""
+        self.closed = True
+        for ending in self._endings:
+            ending.close()
+        for arrival in self._arrivals:
+            if not arrival.expired():
+                arrival.reschedule(asyncio.get_running_loop().time())
+
+    def watch(self, ending: _Ending) -> None:
+        """Have a request end with the server."""
+        self._endings.add(ending)
+        if self.closed:
+            ending.close()
+
+    def unwatch(self, ending: _Ending) -> None:
+        """It has ended."""
+        self._endings.discard(ending)
+
+    @contextlib.asynccontextmanager
+    async def arriving(self) -> AsyncIterator[None]:
+        """While a request is being read: for as long as it may take, and no longer than the server is open.
+
+        Raises
+        ------
+            HttpError: its time is up, or the server ends.
+        """
+        try:
+            async with asyncio.timeout(0 if self.closed else self.limits.timeout_s) as arrival:
+                self._arrivals.add(arrival)
+                try:
+                    yield
+                finally:
+                    self._arrivals.discard(arrival)
+        except TimeoutError:
+            raise closing() if self.closed else self._late("the body did not come within") from None
+
     async def expire(self) -> None:
         """Delete the sessions that were idle for too long."""
         for sessions in list(self._sessions.values()):
@@ -94,13 +141,14 @@ class Desk:
 
         Raises
         ------
-            HttpError: too many requests are waiting, or its time is up.
+            HttpError: too many requests are waiting, it is too long, its time is up, or the server ends.
             ClientGoneError: the client went away; the agent is as it was.
             AmemError: it cannot be served.
         """
         self._admit()
         started = time.monotonic()
         try:
+            await self._check_length(wanted)
             async with contextlib.AsyncExitStack() as stack:
                 note: Callable[[Reply], None]
                 if wanted.agent is not None:
@@ -108,8 +156,8 @@ class Desk:
                     request, note = await queued_request(agent.submit(wanted)), partial(_answered, agent)
                 else:
                     request, note = await self._placed(stack, self.sessions(domain), wanted)
-                end = stack.enter_context(_Ending(request, gone, self.limits.timeout_s))
-                events = self._events(request, end, note)
+                end = stack.enter_context(_Ending(request, gone, self))
+                events = self._events(wanted, request, end, note)
                 await stack.enter_async_context(contextlib.aclosing(events))
                 yield events
         finally:
@@ -136,7 +184,33 @@ class Desk:
         if reply.metrics.saved:
             sessions.record(session, asked, wanted.marks(self.engine, reply.text), reply.turn)
 
+    async def _check_length(self, wanted: Wanted) -> None:
+        """Refuse what is far too long before all of it is made tokens, which others would have to wait for.
+
+        A long text is counted piece by piece, and others are served between two. Replies are left out: a chat template
+        may leave out their thoughts. What is not refused here is counted exactly later.
+        """
+        if wanted.text is not None:
+            check_text("the text", wanted.text)
+            text, n_texts = wanted.text, 1
+        else:
+            texts = [
+                str(one["content"]).strip() for one in plain_messages(wanted.messages) if one["role"] != "assistant"
+            ]
+            text, n_texts = "\n".join(texts), len(texts)
+        limit = self._context_length
+        if len(text) <= _CHARS_PER_TOKEN * limit:
+            return
+        n_tokens = -n_texts  # a line's end between two may be a token of ours
+        for start in range(0, len(text), COUNTED):
+            piece = text[start : start + COUNTED]
+            n_tokens += await in_thread(partial(self.engine.n_tokens, piece)) - _CUT_TOKENS
+            if n_tokens > limit:
+                raise _too_long(wanted, f"more than {n_tokens}", limit)
+
     def _admit(self) -> None:
+        if self.closed:
+            raise closing()
         if self._n_taken >= self.limits.requests:
             raise HttpError(
                 429,
@@ -148,7 +222,7 @@ class Desk:
         self._n_taken += 1
 
     async def _events(
-        self, request: Request, end: _Ending, note: Callable[[Reply], None]
+        self, wanted: Wanted, request: Request, end: _Ending, note: Callable[[Reply], None]
     ) -> AsyncGenerator[Event, None]:
         try:
             async with contextlib.aclosing(events_of(request)) as events:
@@ -157,18 +231,46 @@ class Desk:
                         self.measures.reply(event.reply.metrics)
                         note(event.reply)
                     yield event
+        except ContextOverflow:
+            raise _too_long(wanted, str(len(request.prompt_ids)), self._context_length) from None
         except Cancelled:
             if end.gone:
                 self.measures.gone()
                 raise ClientGoneError from None
             if end.late:
-                raise HttpError(
-                    408,
-                    f"the request took longer than {self.limits.timeout_s:g} s; its agent is as it was before.",
-                    kind="timeout_error",
-                    code="timeout",
-                ) from None
+                raise self._late("its agent is as it was before: the request took longer than") from None
+            if self.closed:
+                raise closing() from None
             raise
+
+    def _late(self, what: str) -> HttpError:
+        return HttpError(408, f"{what} {self.limits.timeout_s:g} s.", kind="timeout_error", code="timeout")
+
+
+def closing() -> HttpError:
+    """The refusal of a server that ends."""
+    return HttpError(
+        503,
+        "the server is shutting down: send the request again later; nothing of it was kept.",
+        kind="server_error",
+        code="shutting_down",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _too_long(wanted: Wanted, n_tokens: str, limit: int) -> HttpError:
+    """The refusal of a request for which the model has no room, in the client's terms."""
+    said, param = ("these messages take", "messages") if wanted.text is None else ("this prompt takes", "prompt")
+    most = int(wanted.settings["max_tokens"])
+    room = limit - int(n_tokens) if n_tokens.isdigit() else 0
+    remedy = f"give max_tokens of at most {room}" if room > 0 else f"shorten the {param}"
+    return HttpError(
+        400,
+        f"{said} {n_tokens} tokens, and with max_tokens={most} that is more than the model's context of {limit}: "
+        f"{remedy}.",
+        code="context_length_exceeded",
+        param=param,
+    )
 
 
 def _answered(agent: NamedAgent, _reply: Reply) -> None:
@@ -176,23 +278,29 @@ def _answered(agent: NamedAgent, _reply: Reply) -> None:
 
 
 class _Ending:
-    """Cancels a request when its client goes away, or when its time is up."""
+    """Cancels a request when its client goes away, when its time is up, or when the server ends."""
 
-    def __init__(self, request: Request, gone: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+    def __init__(self, request: Request, gone: Callable[[], Awaitable[object]], desk: Desk) -> None:
         self._request = request
         self._gone = gone
-        self._timeout_s = timeout_s
+        self._desk = desk
         self.gone = False
         self.late = False
 
     def __enter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._time_is_up)
+        self._timer = asyncio.get_running_loop().call_later(self._desk.limits.timeout_s, self._time_is_up)
         self._watch = asyncio.ensure_future(self._wait())
+        self._desk.watch(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._timer.cancel()
         self._watch.cancel()
+        self._desk.unwatch(self)
+
+    def close(self) -> None:
+        """The server ends."""
+        self._request.cancel()
 
     def _time_is_up(self) -> None:
         self.late = True

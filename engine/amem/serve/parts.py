@@ -53,6 +53,17 @@ async def parts_of(
             yield Part(logprobs=event.reply.logprobs[n_told:], reply=event.reply)
 
 
+async def raw_parts_of(events: AsyncIterator[Event]) -> AsyncIterator[Part]:
+    """The parts of a bare text's continuation: text as it was generated, whatever marks are in it."""
+    n_told = 0
+    async for event in events:
+        if event.text:
+            n_told += len(event.logprobs)
+            yield Part(text=event.text, logprobs=event.logprobs)
+        if event.reply is not None:
+            yield Part(logprobs=event.reply.logprobs[n_told:], reply=event.reply)
+
+
 class _State(Enum):
     OPENING = auto()  # white space, or the beginning of a thought's mark
     THOUGHT = auto()

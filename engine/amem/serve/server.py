@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import math
 import signal
 import socket
 import threading
@@ -21,6 +23,7 @@ from amem.serve.limits import Limits
 if TYPE_CHECKING:
     from amem.engine import Engine
 
+_ENDING_S = 10.0  # that requests get to end, once they were told to
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 
 
@@ -50,6 +53,20 @@ def is_loopback(host: str) -> bool:
 
 
 class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, app: App, grace_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests end within the grace time, then end them: uvicorn would only cut them off."""
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._app.close)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            self._app.close()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Let a signal end the serving, and nothing more: uvicorn would raise it again, before the engine is closed."""
@@ -111,9 +128,9 @@ class Server:
             server_header=False,
             ws="none",
             proxy_headers=False,
-            timeout_graceful_shutdown=max(1, round(limits.grace_s)),
+            timeout_graceful_shutdown=math.ceil(limits.grace_s + _ENDING_S),
         )
-        self._server = _Uvicorn(config)
+        self._server = _Uvicorn(config, app, limits.grace_s)
         self._thread: threading.Thread | None = None
 
     @property
