@@ -99,6 +99,7 @@ class Positional:
     required: bool = True
     many: bool = False
     convert: Converter = str
+    empty: bool = False  #: whether "" is a value
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,8 @@ SUBCOMMANDS = (
                     repeatable=True),
              Option("--stop", "", "end the serving"))),
     Command("release", "close the engine: the model leaves memory, and other kernels may use the agents"),
-    Command("config", "the defaults of this notebook; with a name and a value, set one",
-            (Positional("OPTION", "setting", required=False), Positional("VALUE", "text", required=False))),
+    Command("config", 'the defaults of this notebook; with a name and a value, set one ("" resets it)',
+            (Positional("OPTION", "setting", required=False), Positional("VALUE", "text", required=False, empty=True))),
     Command("help", "this list, or one command in full", (Positional("COMMAND", "command", required=False),)),
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,20 @@ class AmemMagics(Magics):
         except ValueError as error:
             raise TraitError(f"it must be {error}") from None
         return float(value)
+
+    @validate("memory", "disk")
+    def _check_size(self, proposal: Bunch) -> str:
+        """A size that the engine can read; empty leaves the choice to it."""
+        from amem.sizes import parse_size
+
+        return _checked(parse_size, proposal["value"], "")
+
+    @validate("codec")
+    def _check_codec(self, proposal: Bunch) -> str:
+        """One of the engine's codecs, or its own choice."""
+        from amem.model.spec import check_codec
+
+        return _checked(check_codec, proposal["value"], "auto")
 
     def _forget_choice(self, change: Bunch) -> None:
         """A setting that was made later than %amem load or space takes its place."""
@@ -143,8 +158,11 @@ class AmemMagics(Magics):
         return {name: getattr(self, name) for name in type(self).class_own_traits(config=True)}
 
     def set_option(self, name: str, text: str) -> None:
-        """Set one option from a text."""
-        self._set(name, text)
+        """Set one option from a text; an empty one sets it back to its default."""
+        if text:
+            self._set(name, text)
+        else:
+            self.set_trait(name, self.trait_defaults(name))
         self.session.chosen.pop(name, None)
 
     def _set(self, name: str, text: str) -> None:
@@ -237,6 +255,16 @@ class AmemMagics(Magics):
             if is_refusal(error):
                 return None
             raise
+
+
+def _checked(check: Callable[[str], object], text: str, default: str) -> str:
+    """A text that the engine takes, or the default; a trait's error with the engine's words for any other."""
+    try:
+        if text != default:
+            check(text)
+    except ValueError as error:
+        raise TraitError(str(error)) from None
+    return text
 
 
 AmemMagics.agent.__doc__ = f"{describe(CELL_AGENT)}\n\n{describe(LINE_AGENT)}"

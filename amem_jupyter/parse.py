@@ -179,7 +179,8 @@ def place(command: Command, words: list[str], values: dict[str, Any]) -> None:
         hint = _hint("--" + extra.lstrip(DASHES), command) if extra[:1] in DASHES else ""
         where = "; the message goes into the lines below" if command.message == "cell" and not hint else ""
         raise UsageError(f"{extra!r} is one word too many for {command_name(command)}{hint}{where}")
-    if "" in words:
+    may_be_empty = {at for at, positional in enumerate(command.positionals) if positional.empty}
+    if any(not word and at not in may_be_empty for at, word in enumerate(words)):
         raise UsageError(f"an empty name. Usage: {usage(command)}")
 
 

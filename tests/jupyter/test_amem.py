@@ -292,6 +292,61 @@ def test_a_setting_has_the_bounds_of_the_option(notebook, setting):
     assert notebook.shell.magics_manager.registry["AmemMagics"].options() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        *(
+            (size, value, "is not a size")
+            for size in ("memory", "disk")
+            for value in ("1XB", "nan", "-1GB", "0", "0.1B")
+        ),
+        ("codec", "q5", "choose one of auto, q4, "),
+        ("codec", "auto/bf16", "choose one of auto, q4, "),
+    ],
+)
+def test_a_setting_that_no_engine_takes_is_refused_at_once(notebook, caplog, name, value, says):
+    """By %amem config in one line that names the setting, and by %config, which logs it; nothing changes."""
+    magics = notebook.shell.magics_manager.registry["AmemMagics"]
+    before = magics.options()
+    seen = notebook.fails(f"%amem config {name} {value}").strip()
+    assert seen.startswith(f"UsageError: {name} cannot be '{value}': ")
+    assert says in seen
+    assert "\n" not in seen
+    notebook.run(f"%config AmemMagics.{name} = {value!r}")
+    assert says in caplog.text
+    assert magics.options() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("memory", "10.2GiB"), ("disk", "500"), *(("codec", codec) for codec in ("auto", "q8", "q4-affine", "q4/bf16"))],
+)
+def test_a_setting_that_an_engine_takes_is_kept_as_written(notebook, name, value):
+    """And given to the next engine."""
+    assert notebook.run(f"%amem config {name} {value}").success
+    notebook.run("%amem load")
+    assert getattr(notebook.engine.settings, name) == value
+
+
+def test_an_empty_value_resets_a_setting(notebook, monkeypatch):
+    """To its default, which for memory is the environment's; also what %amem load chose."""
+    monkeypatch.setenv("AMEM_MEMORY", "1GB")
+    magics = notebook.shell.magics_manager.registry["AmemMagics"]
+    first = magics.options()
+    for setting in ("memory 3GB", "disk 3GB", "codec q8", "max_tokens 9", "temperature 0.5", "format code"):
+        name = setting.split()[0]
+        notebook.run(f"%amem config {setting}")
+        assert magics.options() != first
+        assert notebook.run(f'%amem config {name} ""').success
+        assert notebook.text == f"{name} = {first[name]!r}"
+        assert magics.options() == first
+    notebook.run("%amem load --memory 2GB")
+    notebook.run('%amem config memory ""')
+    notebook.run("%amem load")
+    assert notebook.engine.settings.memory == "1GB"
+    assert "an empty name" in notebook.fails('%amem config "" 3')
+
+
 def test_config_lists_and_sets(notebook):
     """The same settings as %config AmemMagics."""
     notebook.run("%amem config")
