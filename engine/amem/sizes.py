@@ -21,7 +21,7 @@ def parse_size(size: str | int) -> int:
     ------
         InputError: it is not a size, or not positive.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", str(size))
     if not found or found[2].upper() not in _UNITS or not (n := int(float(found[1]) * _UNITS[found[2].upper()])):
         raise InputError(f"{size!r} is not a size: write it like 500MB, 2GB or 10.2GiB.")
     return n
