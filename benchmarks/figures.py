@@ -39,7 +39,8 @@ def fidelity(result: dict[str, Any], path: Path) -> None:
         if interval is not None:
             axes.plot([x, x], interval, color=colour, linewidth=2, alpha=0.5)
         axes.plot(x, y, mark, color=colour)
-        axes.annotate(label, (x, y), xytext=(8, 4), textcoords="offset points", color=colour)
+        aside = {"xytext": (-7, -11), "ha": "right"} if form in OURS else {"xytext": (8, 3)}
+        axes.annotate(label, (x, y), textcoords="offset points", color=colour, **aside)
     axes.set_yscale("log")
     axes.set_xlim(0, 1.15)
     axes.set_xlabel("bytes of an agent of 4096 tokens, as a part of FP16 (open group included)")

@@ -20,6 +20,7 @@ def rendered(text: str) -> str:
         ("restores", _restores),
         ("kills", _kills),
         ("phases", _phases),
+        ("fidelity", _fidelity),
     ):
         pattern = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text, n = pattern.subn(lambda found, make=make: f"{found[1]}{make()}{found[2]}", text)
@@ -133,6 +134,85 @@ def _phases() -> str:
 after the other, at a load average of {machine["load_average"][0]:.0f} on {machine["cores"]} cores): the first token of the fifth phase came after {fresh[-1]["ttft_ms"] / 1e3:.1f} s without kept state
 ({fresh[-1]["computed_tokens"]} tokens computed) and after {kept[-1]["ttft_ms"] / 1e3:.1f} s with it ({kept[-1]["computed_tokens"]} tokens). Over all phases {computed[0]} prompt tokens were computed without and {computed[1]} with
 it; all requests together took {seconds[0] / 1e3:.0f} s and {seconds[1] / 1e3:.0f} s, of which decoding is the larger part.
+"""
+
+
+_NAMES = {"paper": "the paper's Q4", "q4-affine": "`q4-affine`: the paper's, with the own group exact"}
+
+
+def _fidelity() -> str:
+    result = _result("fidelity")
+    first, *others = result["summary"].items()
+    lines = []
+    for form, row in sorted(first[1]["forms"].items(), key=lambda item: item[1]["kl"]):
+        if form in result["bytes"]:
+            lines.append(
+                f"| {_NAMES.get(form, f'`{form}`')} | {result['bytes'][form]['effective_4k']:.3f} | "
+                f"{row['perplexity_change']:+.2%}{_ends(row['perplexity_interval'], '+.2%')} | "
+                f"{row['kl']:#.2g}{_ends(row['kl_interval'], '#.2g')} | {row['kl_p99']:#.2g} | "
+                f"{row['top1_agreement']:.1%} | {row['documents']} |"
+            )
+    [floor] = [row for form, row in first[1]["forms"].items() if form not in result["bytes"]]
+    equivalent = [
+        f"`{form}`" for form, row in first[1]["forms"].items() if row["equivalent"] and form in result["bytes"]
+    ]
+    ratios = "; ".join(
+        f"{found['kl']:.1f}{_ends(found['interval'], '.1f')} times lower in `{pair.split(' / ')[1]}` than in "
+        f"{_NAMES[pair.split(' / ')[0]].split(':')[0]}"
+        for pair, found in first[1]["ratios"].items()
+    )
+    more = [
+        f"| {name} | {part['documents']} | "
+        + " | ".join(
+            f"{part['forms'][form]['kl']:#.2g}, {part['forms'][form]['perplexity_change']:+.2%}"
+            for form in ("q4", "q3", "q4-affine", "paper")
+        )
+        + " |"
+        for name, part in [first, *others]
+    ]
+    needle = _needle()
+    return f"""Speeches of 768 tokens, teacher-forced through the engine's caches beside full precision on the same path
+(`benchmarks/results/fidelity.json`, {result["machine"]["date"][:10]}; `python -m benchmarks.fidelity`). Means over documents, 90% BCa intervals;
+KL in nats a token; bytes are an agent's at 4096 tokens as a part of FP16, with the open group at its average (float32 here).
+
+| codec | bytes | perplexity | KL | p99 of KL | top-1 | documents |
+|---|---|---|---|---|---|---|
+{chr(10).join(lines)}
+
+Full precision against itself, computed in another way: KL {floor["kl"]:.0e}. KL is {ratios}.
+
+Within half a percent of perplexity with 95% confidence: {", ".join(equivalent) or "none"}.
+
+KL and change of perplexity, by length and kind of text (code is Python's standard library):
+
+| text | documents | `q4` | `q3` | `q4-affine` | the paper's Q4 |
+|---|---|---|---|---|---|
+{chr(10).join(more)}
+{needle}"""
+
+
+def _ends(interval: list[float] | None, form: str) -> str:
+    return "" if interval is None else f" [{interval[0]:{form}}, {interval[1]:{form}}]"
+
+
+def _needle() -> str:
+    """Empty before it was measured."""
+    if not (ROOT / "benchmarks" / "results" / "needle.json").exists():
+        return ""
+    result = _result("needle")
+    forms: dict[str, list[int]] = {}
+    for row in result["rows"]:
+        found = forms.setdefault(row["form"], [0, 0])
+        found[0] += row["found"]
+        found[1] += row["needles"]
+    told = ", ".join(
+        f"{_NAMES.get(form, f'`{form}`').split(':')[0]} {n} of {total}"
+        for form, (n, total) in forms.items()
+        if form != "exact"
+    )
+    return f"""
+A number of five digits hidden at three depths of {result["tokens"]} tokens and asked for at the end was found {forms["exact"][0]} of {forms["exact"][1]} times at full
+precision; {told}.
 """
 
 
