@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residenc
 from amem.store import AgentStore
 from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
 from amem.wish import RAW, messages_of
+
+if TYPE_CHECKING:
+    from amem.wish import Place
 
 _NAMED = "snapshot:"  # before a named snapshot's name, among the agent's small texts
 
@@ -160,11 +164,17 @@ class AgentSession:
         exact = bool(self.parts.layout.spec.recurrent)
         return self.store.find(self.parts.realm, ids, prefer=prefer, limit=len(ids) - 1, exact=exact)
 
-    def repeats(self, parent: int | None, delta: Sequence[int]) -> bool:
-        """Whether a turn that starts so was computed before at this place."""
-        for turn in self.store.children(parent):
-            known = self.store.realization(turn, self.parts.realm)
-            if known is not None and known.token_ids[: len(delta)].tolist() == list(delta):
+    def repeats(self, place: Place) -> bool:
+        """Whether a turn with this prompt was computed before at this place.
+
+        A prompt by the template ends with what begins a reply; a bare text may be the beginning of a longer one.
+        """
+        bare, turns = bool(place.recorded.get(RAW)), self.store.turns()
+        for number in self.store.children(place.history.parent):
+            turn, known = turns[number], self.store.realization(number, self.parts.realm)
+            if bool(turn.settings.get(RAW)) != bare or (bare and turn.prompt != place.prompt):
+                continue
+            if known is not None and known.token_ids[: len(place.delta)].tolist() == place.delta:
                 return True
         return False
 

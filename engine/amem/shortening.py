@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from amem.store import AgentStore
     from amem.store.records import TurnRecord
 
+SHORTENED = "shortened"  #: among an agent's small texts: the last of the turns with which it was made, if it was so
+
 
 @dataclass(frozen=True)
 class Shortened:
@@ -33,6 +35,7 @@ class Shortened:
             parent = store.commit(
                 replace(turn, parent=parent), self.realm, np.asarray(ids, dtype=np.int32), n_tokens
             ).id
+        store.set_meta(SHORTENED, str(parent))
 
 
 def shortened(session: AgentSession, at: int | None, n_last: int) -> Shortened | None:

@@ -129,9 +129,7 @@ class TurnWork:
 
     def _classify(self, n_reused: int) -> Match:
         n_history, delta = len(self._history.token_ids), self._place.delta
-        if n_reused >= (n_history + len(delta) - 1) // GROUP * GROUP and self._session.repeats(
-            self._history.parent, delta
-        ):
+        if n_reused >= (n_history + len(delta) - 1) // GROUP * GROUP and self._session.repeats(self._place):
             return Match.EXACT
         if not n_reused:
             return Match.COLD

@@ -11,6 +11,7 @@ from amem.kv.codec import GROUP
 from amem.match import n_common
 from amem.model.messages import same_json
 from amem.results import Match, Why
+from amem.shortening import SHORTENED
 from amem.wish import Place, messages_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def explain(session: AgentSession, request: Request) -> Why:
     if all(session.store.realization(turn, session.parts.realm) is None for turn in turns):
         return _other_realm(session, min(turns))
     if request.n_reused < len(place.history.token_ids) // GROUP * GROUP:
-        return _whole(request)
+        return _whole(session, request)
     seam = _seam(session, request)
     if seam is not None:
         cause, remedy = _cause(session, request, seam)
@@ -75,14 +76,25 @@ def explain(session: AgentSession, request: Request) -> Why:
             decode(seam.stored[:_SHOWN]),
             decode(seam.wanted[:_SHOWN]),
         )
-    return _whole(request)
+    return _whole(session, request)
 
 
-def _whole(request: Request) -> Why:
+def _whole(session: AgentSession, request: Request) -> Why:
     """Of a request that left no branch: what of its past was not there any more."""
-    n_past = len(request.place.history.token_ids)
-    if request.match is Match.EXACT:
-        return Why("This prompt was there already, at this place.", "Nothing: only its end was computed.")
+    n_past, n_all = len(request.place.history.token_ids), len(request.token_ids)
+    if request.match is Match.EXACT and request.n_reused:
+        return Why(
+            "This prompt was there already, at this place.",
+            f"Nothing: only its last {n_all - request.n_reused} of {n_all} tokens were computed.",
+        )
+    if n_past == 0 and session.repeats(request.place):
+        return _not_reused(request)
+    if n_past == 0 and _is_begun_by(session, request):
+        return Why(
+            f"This text is the beginning of one that was there already; {request.n_reused} of its {n_all} tokens had "
+            "stored state that could be reused.",
+            "Nothing: state is reused in whole groups of 64 tokens, and the last token is always computed.",
+        )
     if request.n_reused >= n_past:
         return Why("The conversation only grew.", "Nothing: its whole past was reused.")
     if request.n_reused >= n_past // GROUP * GROUP:
@@ -90,12 +102,44 @@ def _whole(request: Request) -> Why:
             "The conversation only grew, but its last turn's open group of 64 tokens is not stored any more.",
             "Give the store more room with disk=: snapshots of open groups are the first to go when it is full.",
         )
+    if session.store.meta.get(SHORTENED) == str(max(session.store.turns())):
+        return Why(
+            "This fork was shortened to its system text and its last turns (keep_last=): they stand elsewhere than "
+            "they did, so their K/V is computed with the fork's first request.",
+            "Nothing: it is stored from this turn on.",
+        )
     kept = "none" if not request.n_reused else f"the first {request.n_reused} tokens"
     return Why(
         f"The conversation only grew, but of its {n_past} past tokens {kept} had stored K/V: the rest was never "
         "computed, was evicted because the store is full, or was set aside because it was damaged.",
         "Give the store more room with disk=, or look for damage with verify; it is stored again from this turn on.",
     )
+
+
+def _not_reused(request: Request) -> Why:
+    """Of a first prompt that was there already, of which nothing or less than it has in whole groups was reused."""
+    n_all = len(request.token_ids)
+    if n_all <= GROUP:
+        return Why(
+            f"This prompt was there already, but nothing of it could be reused: its {n_all} tokens do not fill a group "
+            "of 64 with a token left to compute, and only whole groups are stored of a prompt.",
+            "Nothing: so short a prompt is quickly computed.",
+        )
+    return Why(
+        f"This prompt was there already, but of its {n_all} tokens only {request.n_reused} had stored K/V: the rest "
+        "was evicted because the store is full, or was set aside because it was damaged.",
+        "Give the store more room with disk=, or look for damage with verify; it is stored again from this turn on.",
+    )
+
+
+def _is_begun_by(session: AgentSession, request: Request) -> bool:
+    """Whether a stored branch begins with all that the request wants, and goes on."""
+    wanted = list(request.token_ids)
+    for leaf in session.leaves(None)[-_BRANCHES:]:
+        own = session.store.path_tokens(leaf, session.parts.realm)
+        if own is not None and len(own) > len(wanted) and n_common(wanted, own) == len(wanted):
+            return True
+    return False
 
 
 def _other_realm(session: AgentSession, turn: int) -> Why:
@@ -134,11 +178,22 @@ def _seam(session: AgentSession, request: Request) -> _Seam | None:
         known = session.store.realization(number, session.parts.realm)
         if known is not None and known.n_tokens > most:
             decode, own = session.parts.prompter.decode, ids[start : known.n_tokens].tolist()
-            reply_at = decode(own).rfind(turns[number].reply.strip())
-            in_prompt = len(decode(own[: most - start])) < reply_at
+            in_prompt = len(decode(own[: most - start])) < _reply_at(session, turns[number], own)
             return _Seam(turns[number], most, in_prompt, ids[most:].tolist(), wanted[most:])
         start = known.n_tokens if known is not None else start
     return None
+
+
+def _reply_at(session: AgentSession, turn: TurnRecord, own: list[int]) -> int:
+    """Where in the text of a turn's tokens its reply begins, without white space before it.
+
+    The reply ends them but for special tokens. It may be empty, so that it is found everywhere.
+    """
+    prompter, n = session.parts.prompter, len(own)
+    while n and own[n - 1] in prompter.special_ids:
+        n -= 1
+    text, reply = prompter.decode(own[:n]).rstrip(), turn.reply.strip()
+    return len(text) - len(reply) if text.endswith(reply) else prompter.decode(own).rfind(reply)
 
 
 def _looked_for_more(request: Request) -> bool:

@@ -3,6 +3,7 @@
 import pytest
 
 from amem import Engine, Match
+from amem.agent import ReplyStream
 from tests.engine.scripted import Replies
 from tests.templates import DATED, TOOLS
 from tests.tiny import write_tiny_model, write_tiny_tokenizer
@@ -48,6 +49,11 @@ def assistant(text):
 
 def tool(name):
     return {"type": "function", "function": {"name": name, "parameters": {}}}
+
+
+def complete(engine, text):
+    """The reply to a bare text."""
+    return list(ReplyStream(engine.submit_text("planner", text, max_tokens=3).result()))[-1].reply
 
 
 def say(agent, replies, text):
@@ -112,6 +118,37 @@ def test_an_unchanged_cell_says_that_nothing_is_to_be_done(engine):
     assert "was there already" in metrics.explain()
 
 
+def test_a_short_prompt_again_is_not_said_to_be_reused(engine):
+    """Nothing of it is stored without what followed."""
+    agent = engine.agent("planner")
+    agent.ask("Hi.", max_tokens=3, cell_id="a", execution="1")
+    metrics = agent.ask("Hi.", max_tokens=3, cell_id="a", execution="2").metrics
+    assert metrics.prompt_tokens < 64
+    assert 0 == metrics.reused_tokens
+    assert "was there already, but nothing of it could be reused" in metrics.explain()
+
+
+def test_what_is_computed_of_a_prompt_that_was_there_is_counted(engine):
+    """Its last group is."""
+    agent = engine.agent("planner")
+    agent.ask(LONG, max_tokens=3, cell_id="a", execution="1")
+    metrics = agent.ask(LONG, max_tokens=3, cell_id="a", execution="2").metrics
+    assert f"only its last {metrics.computed_tokens} of {metrics.prompt_tokens} tokens" in metrics.explain()
+
+
+@pytest.mark.parametrize("words", [2, 60])
+def test_a_bare_text_that_begins_an_earlier_one_is_not_the_same(engine, words):
+    """The same text is, if it is long enough for state of it to be stored."""
+    text = " ".join(f"word{n}" for n in range(70))
+    complete(engine, text)
+    begun = " ".join(text.split()[:words])
+    metrics = complete(engine, begun).metrics
+    assert Match.EXACT is not metrics.match
+    assert "is the beginning of one that was there already" in metrics.explain()
+    assert f"{metrics.reused_tokens} of its {metrics.prompt_tokens} tokens" in metrics.explain()
+    assert Match.EXACT is complete(engine, text).metrics.match
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
@@ -148,6 +185,39 @@ def test_a_reply_that_came_back_changed(engine, replies):
     assert "The reply of turn 1 came back changed." in metrics.explain()
     assert metrics.why.stored.startswith("Yes")
     assert metrics.why.wanted.startswith("No")
+
+
+@pytest.mark.parametrize("said", ["", " ", "\n\n"])
+def test_an_empty_reply_that_came_back_changed(engine, replies, said):
+    """It is the reply that was changed, not the message before it."""
+    agent = engine.agent("planner")
+    n = say(agent, replies, said)
+    reply = agent.chat([user(LONG)], max_tokens=n)
+    assert said.strip() == reply.text.strip()
+    metrics = agent.chat([user(LONG), assistant("No, never."), user("Go on.")], max_tokens=3).metrics
+    assert "The reply of turn 1 came back changed." in metrics.explain()
+
+
+def test_a_message_changed_before_a_reply_that_a_stop_string_cut(engine, replies):
+    """It is the message that was changed, not the reply."""
+    agent = engine.agent("planner")
+    n = say(agent, replies, "so many words here")
+    reply = agent.chat([user(LONG + "One.")], max_tokens=n, stop=["ords"])
+    assert "so many w" == reply.text
+    metrics = agent.chat([user(LONG + "Two."), assistant(reply.text), user("Go on.")], max_tokens=3).metrics
+    assert "The message of turn 1 is another." in metrics.explain()
+
+
+def test_the_first_request_to_a_shortened_fork_says_why_it_computes(engine):
+    """Nothing was evicted, and nothing is damaged; later ones have nothing to tell."""
+    agent = engine.agent("planner")
+    for n in range(3):
+        agent.ask(f"{LONG}{n}", max_tokens=3)
+    fork = agent.fork("short", keep_last=2)
+    first = fork.ask("Go on.", max_tokens=3).metrics.explain()
+    assert "This fork was shortened" in first
+    assert "damaged" not in first
+    assert "only grew" in fork.ask("And on.", max_tokens=3).metrics.explain()
 
 
 def test_a_reply_that_came_back_without_its_thought_and_changed(with_template, replies):
@@ -220,6 +290,13 @@ def test_state_that_is_gone(open_engine):
     assert Match.COLD is metrics.match
     assert "had stored K/V" in metrics.explain()
     assert "verify" in metrics.explain()
+    agent.rewind(to=1)
+    agent.rewind()
+    engine.with_session("planner", lambda session: session.find([0], prefer=None))
+    engine.with_session("planner", lambda session: forget(session, ["snapshots", "blocks"]))
+    metrics = agent.ask(LONG * 3, max_tokens=3).metrics
+    assert Match.COLD is metrics.match
+    assert "was there already, but of its" in metrics.explain()
 
 
 def test_after_a_restart_the_next_requests_chances_are_told(open_engine):
