@@ -380,17 +380,25 @@ def test_others_are_served_while_a_receipt_is_made(told_agent, monkeypatch):
     assert seen[-1] > seen[0]
 
 
-def test_an_interrupted_receipt_gives_its_memory_back(told_agent, monkeypatch):
-    """And the agent goes on."""
+@pytest.mark.parametrize("n_steps", [0, 2, 100])
+def test_an_interrupted_receipt_gives_its_memory_back(told_agent, monkeypatch, n_steps):
+    """Before its first step, in the middle of a chunk of the history, in the sample; and the agent goes on."""
     engine, planner = told_agent
     memory = engine.status().hot_bytes
+    monkeypatch.setattr("amem.fidelity.receipt._STEP_S", 0)
+    monkeypatch.setattr("amem.fidelity.receipt._SAMPLE_CHUNK", 1)
+    step, done = AgentReplay.step, []
 
-    def interrupted(_self):
-        raise KeyboardInterrupt
+    def interrupted(replay):
+        if len(done) == n_steps:
+            raise KeyboardInterrupt
+        done.append(step(replay))
+        assert done[-1] is None
 
     monkeypatch.setattr(AgentReplay, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        planner.fidelity(50)
+        planner.fidelity(100)
+    assert n_steps == len(done)
     assert memory == engine.status().hot_bytes
     assert planner.ask("Go on.", max_tokens=3).text is not None
 

@@ -68,10 +68,12 @@ def compare(token_ids: Sequence[int], exact: Fed, others: Mapping[str, Fed]) -> 
     return {name: joined(found) for name, found in parts.items()}
 
 
-def steps(token_ids: Sequence[int], exact: Fed, others: Mapping[str, Fed]) -> Iterator[tuple[str, Apart]]:
-    """Like `compare`, step by step: a step feeds at most 128 tokens to one of them."""
-    for at in range(0, len(token_ids) - 1, CHUNK):
-        fed, following = token_ids[at : at + CHUNK], np.asarray(token_ids[at + 1 : at + 1 + CHUNK])
+def steps(
+    token_ids: Sequence[int], exact: Fed, others: Mapping[str, Fed], chunk: int = CHUNK
+) -> Iterator[tuple[str, Apart]]:
+    """Like `compare`, step by step: at most ``chunk`` tokens are fed to one of the others, and before to ``exact``."""
+    for at in range(0, len(token_ids) - 1, chunk):
+        fed, following = token_ids[at : at + chunk], np.asarray(token_ids[at + 1 : at + 1 + chunk])
         fed = fed[: len(following)]
         truth = exact.feed(fed)  # [L, V]
         for name, other in others.items():

@@ -21,6 +21,9 @@ from amem.store.records import Found
 if TYPE_CHECKING:
     from amem.session import AgentSession
 
+_STEP_S = 0.25  #: of prefill between two looks at other requests
+_SAMPLE_CHUNK = 16  #: tokens with logits between two looks: a prompt's chunk would let others wait for seconds
+
 
 class AgentReplay:
     """Makes the receipt of one agent, in steps between which others are served.
@@ -105,7 +108,7 @@ class AgentReplay:
         return self._restore.reading
 
     def step(self) -> Receipt | None:
-        """Compute for a second or two, once the reading is done; the receipt when it is complete.
+        """Compute for some tenths of a second, once the reading is done; the receipt when it is complete.
 
         Raises
         ------
@@ -128,11 +131,12 @@ class AgentReplay:
         stored.reserve(self._end, CHUNK)
         exact, other = (Replay(self._parts.runner, sequence) for sequence in self._sequences)
         for at in range(0, start, CHUNK):
-            exact.skip(self._ids[at : min(at + CHUNK, start)])
-            yield None
+            history = self._parts.runner.prefill(self._sequences[0], self._ids[at : min(at + CHUNK, start)])
+            while not history.advance(_STEP_S):
+                yield None
         sample = self._ids[start : self._end]
         parts: list[Apart] = []
-        for _, part in steps(sample, exact, {"stored": other}):
+        for _, part in steps(sample, exact, {"stored": other}, _SAMPLE_CHUNK):
             parts.append(part)
             yield None
         summary = joined(parts).summary()
@@ -141,6 +145,7 @@ class AgentReplay:
 
     def release(self) -> None:
         """Give all memory back."""
+        self._steps = None  # a chunk that is half computed ends here, in the thread that it belongs to
         self._restore.abandon()
         for sequence in self._sequences:
             sequence.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -60,7 +59,3 @@ class Replay:
         """Logits ``[L, V]``, one row after each of the tokens."""
         pieces = [token_ids[at : at + self._chunk] for at in range(0, len(token_ids), self._chunk)]
         return np.concatenate([np.array(self._runner.score(self._sequence, piece)) for piece in pieces])
-
-    def skip(self, token_ids: Sequence[int]) -> None:
-        """Feed at most a chunk of tokens whose logits nobody wants."""
-        self._runner.prefill(self._sequence, token_ids).advance(math.inf)
