@@ -84,9 +84,7 @@ that restores the history from disk (median of {len(result["rows"][0]["restored"
 |---|---|---|---|---|
 {chr(10).join(lines)}
 
-Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f} tokens/s. Decoding on Linux's
-CPU is slow for so small a model: 540 MB of float32 weights are read for each token, by products that OpenBLAS does not
-do well for a single row.
+Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f} tokens/s.
 """
 
 
