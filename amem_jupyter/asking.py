@@ -108,7 +108,7 @@ def reply_behind(agent: AgentLike, request: Request, view: CardView, watch: Watc
         return CellReply(_follow(agent.name, stream, view, watch), cells, request.how, execution)
 
     view.begin()
-    return PendingReply(agent.name, cells, stream, follow)
+    return PendingReply(agent.name, cells, stream, follow, view.show_again)
 
 
 def _follow(agent: str, stream: EventStream, view: ReplyView, watch: Watcher) -> Reply:

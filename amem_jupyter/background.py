@@ -27,14 +27,23 @@ class PendingReply:
         stream: its events; cancelling it ends the request.
         follow: takes the events to their end, and gives the reply. Runs in a thread, in the context of the caller, so
             that what it shows and prints goes to the cell that asked.
+        show_again: shows the card as it is, from the cell that is running.
     """
 
-    def __init__(self, agent: str, cells: Cells, stream: EventStream, follow: Callable[[], CellReply]) -> None:
+    def __init__(
+        self,
+        agent: str,
+        cells: Cells,
+        stream: EventStream,
+        follow: Callable[[], CellReply],
+        show_again: Callable[[], None],
+    ) -> None:
         self.agent = agent
         self._cells = cells
         self._execution = cells.execution
         self._stream = stream
         self._follow = follow
+        self._show_again = show_again
         self._done = threading.Event()
         self._reply: CellReply | None = None
         self._error: BaseException | None = None
@@ -66,8 +75,16 @@ class PendingReply:
         return self._reply is not None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended, or so long; whether it has."""
-        return self._done.wait(timeout_s)
+        """Wait until it has ended, or so long; whether it has.
+
+        The card is then shown again by the cell that waited: nbclient and papermill drop what a cell shows after its
+        end, but take a change of its outputs that comes from the cell that is running.
+        """
+        if not self._done.wait(timeout_s):
+            return False
+        if self._cells.execution != self._execution:
+            self._show_again()
+        return True
 
     def cancel(self) -> None:
         """Ask that it ends; the agent is then as it was before. `wait` waits for that."""
@@ -81,7 +98,7 @@ class PendingReply:
         ------
             AmemError: it was cancelled, or has failed.
         """
-        self._done.wait()
+        self.wait()
         if self._error is not None:
             raise self._error
         assert self._reply is not None

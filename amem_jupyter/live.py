@@ -25,13 +25,19 @@ class Output:
     def __init__(self) -> None:
         self._handle: DisplayHandle | None = None
         self._last: Picture | None = None
+        self._last_meta: dict[str, Any] | None = None
 
     def show(self, picture: Picture, meta: dict[str, Any] | None = None) -> None:
         """Show a picture in place of the one before; the same again sends nothing."""
         if picture == self._last and meta is None:
             return
-        self._last = picture
+        self._last, self._last_meta = picture, meta
         self.send(picture.bundle(), meta)
+
+    def show_again(self) -> None:
+        """Send what is shown once more."""
+        if self._last is not None:
+            self.send(self._last.bundle(), self._last_meta)
 
     def send(self, bundle: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
         """Show a MIME bundle in place of what was shown before."""
@@ -88,6 +94,10 @@ class CardView:
     def finish(self, reply: Reply) -> None:
         """Turn the card into its final form."""
         self._output.show(reply_card(reply, self._how), output_metadata(reply))
+
+    def show_again(self) -> None:
+        """Send the card as it is once more."""
+        self._output.show_again()
 
     def stop(self, reason: str) -> None:
         """Say on the card, if there is one, why it ends here."""

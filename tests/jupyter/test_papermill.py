@@ -39,6 +39,18 @@ def test_parameters_reach_the_message_and_the_cards_are_kept(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("waits", ["%amem wait", "late.text", "%%agent planner\n{{late.text}}"])
+def test_a_card_that_ends_after_its_cell_is_kept(tmp_path, waits):
+    """A client that runs one cell after the other drops what comes from an earlier cell."""
+    notebook = run(
+        tmp_path, "scripted.script.enqueue('It', ' came', ' late.', delay_s=0.5)",
+        "%%agent critic --background --into late\nHi", waits,
+    )  # fmt: skip
+    (card,) = [output for output in notebook.cells[-2].outputs if "amem" in output.metadata]
+    assert "It came late." in card.data["text/plain"]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_refused_cell_stops_the_run(tmp_path):
     """With its one line in the error."""
     with pytest.raises(papermill.PapermillExecutionError) as caught:
