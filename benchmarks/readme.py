@@ -1,32 +1,32 @@
-"""The parts of README that quote measurements, made from the result files alone."""
+"""The parts of README and of the documentation that quote measurements, made from the result files alone."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+MEASUREMENTS = ROOT / "docs" / "measurements.md"
 
 
-def rendered(text: str) -> str:
-    """README's text with its measured parts made anew from the result files."""
-    for name, make in (
-        ("first session", _first_session),
-        ("measured", _measured),
-        ("restores", _restores),
-        ("kills", _kills),
-        ("phases", _phases),
-        ("fidelity", _fidelity),
-    ):
+def rendered(page: Path) -> str:
+    """A page's text with its measured parts made anew from the result files."""
+    text = page.read_text(encoding="utf-8")
+    for name, make in PAGES[page].items():
         pattern = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text, n = pattern.subn(lambda found, make=make: f"{found[1]}{make()}{found[2]}", text)
         if n != 1:
-            raise SystemExit(f"README.md has {n} places for {name!r}")
+            raise SystemExit(f"{page.name} has {n} places for {name!r}")
     return text
+
+
+def _measured_yet(name: str) -> bool:
+    return (ROOT / "benchmarks" / "results" / f"{name}.json").exists()
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -74,18 +74,44 @@ def _measured() -> str:
         decode += [sample["tokens_per_second"] for sample in (cold, *warm)]
     machine = result["machine"]
     message = result["rows"][0]["restored"][0]["computed_tokens"]
-    return f"""{machine["cores"]} cores ({machine["processor"]}, a shared virtual machine), Linux, Python {machine["python"]}, MLX {machine["versions"]["mlx"]}, the bundled model, {machine["date"][:10]}; from
-`benchmarks/results/next_turn.json`, which has all samples. The machine was not idle: take the ratios, not the values.
-
-A first long message computed from nothing (one sample), and the turn after it, a message of {message} tokens, in a new process
-that restores the history from disk (median of {len(result["rows"][0]["restored"])}):
-
-| first message | time to its first token | history of the next turn | time to its first token | of it the restore |
+    return f"""| a first message | its first token, computed from nothing | history of the next turn | its first token, from disk | of it the restore |
 |---|---|---|---|---|
 {chr(10).join(lines)}
 
-Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f} tokens/s.
+The bundled model on {machine["cores"]} cores ({machine["processor"]}, a shared virtual machine), Python {machine["python"]}, MLX {machine["versions"]["mlx"]}, {machine["date"][:10]}
+(`benchmarks/results/next_turn.json`): one sample of each first message, medians of {len(result["rows"][0]["restored"])} next turns of {message} tokens. The machine was
+not idle: take the ratios. Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f}.
 """
+
+
+def _peers() -> str:
+    """Empty before it was measured."""
+    return peers_table(_result("peers")) if _measured_yet("peers") else ""
+
+
+def peers_table(result: Mapping[str, Any]) -> str:
+    """The next turn of each peer, and the same prompts from nothing, of what `benchmarks.peers` wrote."""
+    lines = []
+    for row in result["rows"]:
+        times = " | ".join(f"{row['medians'][peer]['ttft_s']:.2f} s" for peer in _PEERS)
+        lines.append(f"| {row['n_history']} + {row['n_message']} tokens | {times} |")
+    for row in result["cold"]:
+        times = " | ".join(f"{row['samples'][peer]['ttft_s']:.1f} s" for peer in _PEERS)
+        lines.append(f"| nothing + {row['n_tokens']} tokens | {times} |")
+    repeats = len(result["rows"][0]["samples"]["amem"])
+    machine = result["machine"]
+    return f"""
+Beside stock mlx-lm {machine["versions"]["mlx-lm"]} with a prompt cache that was saved before (`benchmarks/results/peers.json`, {machine["date"][:10]}, {machine["cores"]} cores, the bundled
+model; mlx-lm as it is installed, with float32 weights, which are its fastest here). Time to first token in a process of
+its own for each, the model already loaded: medians of {repeats}, one sample where nothing is kept.
+
+| kept + new | amem | mlx-lm, 16-bit cache | mlx-lm, 4-bit cache |
+|---|---|---|---|
+{chr(10).join(lines)}
+"""
+
+
+_PEERS = ("amem", "mlx-lm", "mlx-lm q4")
 
 
 def _restores() -> str:
@@ -168,7 +194,6 @@ def _fidelity() -> str:
         + " |"
         for name, part in [first, *others]
     ]
-    needle = _needle()
     return f"""Speeches of 768 tokens, teacher-forced through the engine's caches beside full precision on the same path
 (`benchmarks/results/fidelity.json`, {result["machine"]["date"][:10]}; `python -m benchmarks.fidelity`). Means over documents, 90% BCa intervals;
 KL in nats a token; bytes are an agent's at 4096 tokens as a part of FP16, with the open group at its average (float32 here).
@@ -186,7 +211,25 @@ KL and change of perplexity, by length and kind of text (code is Python's standa
 | text | documents | `q4` | `q3` | `q4-affine` | the paper's Q4 |
 |---|---|---|---|---|---|
 {chr(10).join(more)}
-{needle}"""
+{_needle()}"""
+
+
+def _fidelity_in_short() -> str:
+    result = _result("fidelity")
+    (name, first), *_ = result["summary"].items()
+    lines = [
+        f"| {_NAMES.get(form, f'`{form}`')} | {result['bytes'][form]['effective_4k']:.3f} | "
+        f"{first['forms'][form]['perplexity_change']:+.2%} | {first['forms'][form]['kl']:#.2g} | "
+        f"{first['forms'][form]['top1_agreement']:.1%} |"
+        for form in ("q8", "q4", "q3", "q2", "paper")
+    ]
+    return f"""Against full precision on the bundled model, {name} (`benchmarks/results/fidelity.json`, {result["machine"]["date"][:10]}). Bytes are those
+of an agent of 4096 tokens, as a part of FP16; KL in nats a token. [With intervals, longer texts and code](docs/measurements.md).
+
+| codec | bytes | perplexity | KL | same likeliest token |
+|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
 
 
 def _ends(interval: list[float] | None, form: str) -> str:
@@ -195,7 +238,7 @@ def _ends(interval: list[float] | None, form: str) -> str:
 
 def _needle() -> str:
     """Empty before it was measured."""
-    if not (ROOT / "benchmarks" / "results" / "needle.json").exists():
+    if not _measured_yet("needle"):
         return ""
     result = _result("needle")
     forms: dict[str, list[int]] = {}
@@ -214,5 +257,18 @@ precision; {told}.
 """
 
 
+#: The measured parts of each page, by the name that its markers bear.
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {
+        "measured": _measured,
+        "peers": _peers,
+        "first session": _first_session,
+        "fidelity in short": _fidelity_in_short,
+    },
+    MEASUREMENTS: {"fidelity": _fidelity, "restores": _restores, "kills": _kills, "phases": _phases},
+}
+
+
 if __name__ == "__main__":
-    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(rendered(path), encoding="utf-8")
