@@ -6,12 +6,15 @@ import atexit
 import contextlib
 from collections.abc import Iterable
 
+from IPython.core.error import UsageError
+from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
 from amem_jupyter.completion import Completion
 from amem_jupyter.errors import is_refusal
 from amem_jupyter.firstline import lift_magic
 from amem_jupyter.magics import AmemMagics
+from amem_jupyter.protocol import EngineLike
 from amem_jupyter.questions import keep_questions, leave_questions
 
 BUNDLED = "smollm2-135m"
@@ -50,6 +53,14 @@ def detach(shell: InteractiveShell) -> None:
             manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)
     shell.configurables[:] = [other for other in shell.configurables if id(other) != id(magics)]
+
+
+def running_engine() -> EngineLike:
+    """The engine of the shell that runs this code."""
+    shell = get_ipython()
+    if shell not in _attached:
+        raise UsageError("there is no notebook engine here: %load_ext amem_jupyter comes first")
+    return _attached[shell][0].engine()
 
 
 @atexit.register

@@ -69,8 +69,10 @@ class AgentLike(Protocol):
         """Take turns back."""
         ...
 
-    def fork(self, name: str, *, at: int | str | None = None, keep_last: int | None = None) -> AgentLike:
-        """A new agent with its state, or with the last turns of it."""
+    def fork(
+        self, name: str, *, at: int | str | None = None, keep_last: int | None = None, replace: bool = False
+    ) -> AgentLike:
+        """A new agent with its state, or with the last turns of it, in place of one that has that name."""
         ...
 
     def checkout(self, turn: int | str) -> object:

@@ -77,10 +77,10 @@ class Subcommands:
         _show(history_picture(agent.name, turns[-arguments.get("last", len(turns)) :]))
 
     def _fork(self, arguments: Arguments) -> None:
-        agent, new = self._agent(arguments), arguments.get("NEW")
-        if new in self._engine.agents():
-            raise UsageError(f"there is an agent {new!r} already; choose another name, or delete it first")
-        variant = agent.fork(new, at=arguments.get("at"), keep_last=arguments.get("keep_last"))
+        agent, new, replace = self._agent(arguments), arguments.get("NEW"), arguments.get("replace", False)
+        if new in self._engine.agents() and not replace:
+            raise UsageError(f"there is an agent {new!r} already; choose another name, or add --replace to delete it")
+        variant = agent.fork(new, at=arguments.get("at"), keep_last=arguments.get("keep_last"), replace=replace)
         self._changed(agent, variant)
 
     def _rewind(self, arguments: Arguments) -> None:
@@ -217,8 +217,10 @@ class Subcommands:
             _say(f"no longer on {url}" if url else "nothing was served")
             return
         host, port, keys = (arguments.get(*one) for one in (("host", "127.0.0.1"), ("port", 8000), ("api_key", ())))
-        url = serving.start(self._magics.engine, host, port, keys)
-        _say(f"serving this kernel's agents on {url}/v1; %amem serve --stop ends it")
+        url = f"{serving.start(self._magics.engine, host, port, keys)}/v1"
+        if (name := arguments.get("into")) is not None:
+            self._magics.shell.user_ns[name] = url
+        _say(f"serving this kernel's agents on {url}; %amem serve --stop ends it")
 
     def _release(self, _arguments: Arguments) -> None:
         self._magics.session.refuse_while_asked()

@@ -340,7 +340,9 @@ class Agent:
         """
         self._engine.with_session(self.name, lambda session: session.forget_snapshot(name))
 
-    def fork(self, name: str, *, at: int | str | None = None, keep_last: int | None = None) -> Agent:
+    def fork(
+        self, name: str, *, at: int | str | None = None, keep_last: int | None = None, replace: bool = False
+    ) -> Agent:
         """A new agent that starts where this one stands (or stood, at a turn). Stored blocks are shared, not copied.
 
         Args:
@@ -349,13 +351,15 @@ class Agent:
             keep_last: only the system text and so many turns before that point, as a conversation of its own: the way
                 on when the context is full. What follows the system text stands elsewhere then, so it is computed
                 again, with the new agent's first request.
+            replace: delete an agent that has that name already, so that the same code can run again.
 
         Raises
         ------
-            InputError: an agent of that name exists, or the name or keep_last is not possible.
+            InputError: an agent of that name exists and is not to be replaced, or is answering, or is this one; or the
+                name or keep_last is not possible.
             UnknownTurn: there is no such turn.
         """
-        return self._engine.fork(self.name, name, at, keep_last)
+        return self._engine.fork(self.name, name, at, keep_last, replace=replace)
 
     def why(self) -> str:
         """In plain lines: what this engine's last request found of its past, and why not more."""

@@ -225,7 +225,15 @@ class Engine:
             raise errors[0]
         return replies
 
-    def fork(self, name: str, new_name: str, at: int | str | None = None, keep_last: int | None = None) -> Agent:
+    def fork(
+        self,
+        name: str,
+        new_name: str,
+        at: int | str | None = None,
+        keep_last: int | None = None,
+        *,
+        replace: bool = False,
+    ) -> Agent:
         """See `Agent.fork`."""
         if keep_last is not None and (isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1):
             raise InputError(f"keep_last must be a whole number of turns of at least 1, not {keep_last!r}.")
@@ -233,10 +241,15 @@ class Engine:
         def fork(session: AgentSession) -> None:
             from amem.shortening import shortened
 
-            if new_name in self.agents():
+            taken = new_name in self.agents()
+            if taken and not replace:
                 raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
+            if new_name == name:
+                raise InputError(f"agent {name!r} cannot be replaced by its own fork: choose another name.")
             turn = session.turn_of(at) if at is not None else session.store.head
             kept = shortened(session, turn, keep_last) if keep_last is not None else None
+            if taken:
+                self.delete(new_name)
             if kept is not None:
                 store = self._parts.store.open(new_name, self._space)
             else:

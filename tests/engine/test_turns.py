@@ -109,6 +109,27 @@ def test_a_fork_computes_nothing_and_shares_every_block(engine, planner, monkeyp
     assert planner.turns[0].prompt == past.turns[-1].prompt
 
 
+def test_a_fork_replaces_an_agent_only_where_that_is_asked_for(planner):
+    """Nothing is deleted before the new one can be made, and no agent is replaced by its own fork."""
+    variant = planner.fork("variant")
+    variant.ask("Go on.", max_tokens=3)
+    n_turns = len(planner.turns)
+    with pytest.raises(InputError, match="exists already"):
+        planner.fork("variant")
+    with pytest.raises(UnknownTurn):
+        planner.fork("variant", at=99, replace=True)
+    with pytest.raises(InputError, match="own fork"):
+        planner.fork("planner", replace=True)
+    assert n_turns + 1 == len(variant.turns)
+    with contextlib.closing(variant.stream("Go on.", max_tokens=100)) as events:
+        next(events)
+        with pytest.raises(InputError, match="answering"):
+            planner.fork("variant", replace=True)
+    assert n_turns == len(planner.fork("variant", replace=True).turns) == len(planner.turns)
+    metrics = planner.fork("variant", replace=True).ask("Go on.", max_tokens=3).metrics
+    assert metrics.reused_tokens == planner.turns[-1].n_tokens
+
+
 def test_after_moving_only_the_new_message_is_computed(engine, planner):
     """Wherever the head was moved to, its whole past is found."""
     for place in (planner.turns[0], planner.turns[2], planner.turns[1]):

@@ -216,7 +216,8 @@ class ScriptedAgent:
             raise UnknownTurn(f"agent {self.name!r} has no turn {turn}.")
         self.state.head = turn
 
-    def fork(self, name, *, at=None, keep_last=None):
+    def fork(self, name, *, at=None, keep_last=None, **how):
+        assert how.get("replace") or name not in self.engine.states
         state = self.engine.states[name] = AgentState()
         state.turns = dict(self.state.turns)
         if keep_last is not None:

@@ -78,6 +78,16 @@ def test_why_tells_what_the_last_request_found(notebook, planner):
     assert "no agent 'plannre'" in notebook.fails("%amem why plannre")
 
 
+def test_a_fork_can_take_the_place_of_an_earlier_one(notebook, planner):
+    """Asked for by --replace: the cell can run again."""
+    notebook.run("%amem fork planner variant")
+    notebook.run("%agent variant Once more")
+    assert "add --replace" in notebook.fails("%amem fork planner variant")
+    assert len(planner.turns) + 1 == len(notebook.engine.agent("variant").turns)
+    assert notebook.run("%amem fork planner variant --replace").success
+    assert len(planner.turns) == len(notebook.engine.agent("variant").turns)
+
+
 def test_fork_rewind_and_checkout_move_heads(notebook, planner):
     """And say where the agents are now."""
     first, second = [turn.id for turn in planner.turns]

@@ -52,6 +52,27 @@ def test_the_engine_survives_a_reload(notebook, script):
     assert len(engine.agent("planner").turns) == 2
 
 
+def test_code_in_a_cell_has_the_engine_of_the_magics(notebook, script):
+    """It is opened if need be, and another one after a load."""
+    assert notebook.run("from amem_jupyter import engine\nfirst = engine()").success
+    assert notebook.engine is notebook.shell.user_ns["first"]
+    notebook.run("%agent planner Hi")
+    notebook.run("%amem fork planner bold")
+    notebook.run("names = engine().agents()")
+    assert ["bold", "planner"] == sorted(notebook.shell.user_ns["names"])
+    notebook.run("%amem load other-model")
+    notebook.run("second = engine()")
+    assert notebook.engine is notebook.shell.user_ns["second"] is not notebook.shell.user_ns["first"]
+
+
+def test_without_the_magics_there_is_no_engine(notebook, script):
+    """The error says what comes first, and nothing is opened."""
+    notebook.run("from amem_jupyter import engine")
+    amem_jupyter.unload_ipython_extension(notebook.shell)
+    assert "%load_ext amem_jupyter comes first" in notebook.fails("engine()")
+    assert [] == script.opened
+
+
 def test_unloading_takes_all_out(notebook):
     """No magic, hook, completer or configurable of ours is left."""
     amem_jupyter.unload_ipython_extension(notebook.shell)

@@ -35,7 +35,7 @@ def test_one_command_is_described_with_all_its_options():
 
 def test_usage_is_one_line_for_each():
     """As an error shows it."""
-    assert usage(BY_NAME["fork"]) == "%amem fork NAME NEW [--at TURN] [--keep-last N]"
+    assert usage(BY_NAME["fork"]) == "%amem fork NAME NEW [--at TURN] [--keep-last N] [--replace]"
     assert usage(BY_NAME["evict"]) == "%amem evict NAME ..."
     assert usage(MAGICS["%agent"]) == "%agent NAME [options] TEXT"
 

@@ -30,9 +30,10 @@ def shell(tiny_model_path, tmp_path, monkeypatch):
 
 def test_cells_and_clients_share_their_agents(shell, capsys):
     """A client goes on from what a cell said, and a cell from what a client said."""
-    shell.run_line_magic("amem", "serve --port 0")
+    shell.run_line_magic("amem", "serve --port 0 --into address")
     url = session_of(shell).serving.url
     assert f"{url}/v1" in capsys.readouterr().out
+    assert f"{url}/v1" == shell.user_ns["address"]
     shell.run_cell_magic("agent", "planner --max-tokens 4", LONG)
     engine = session_of(shell).engine
     turn, held = engine.agent("planner").turns[0], engine.agent("planner").status.n_tokens
