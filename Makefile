@@ -14,7 +14,7 @@ EXTRAS := lab,test,bench
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help test check demo lab bench figures soak clean
+.PHONY: help test check demo lab notebooks bench figures soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -40,6 +40,9 @@ demo: $(STAMP)  ## the quickstart notebook in two kernels, and a table of what t
 
 lab: $(STAMP)  ## JupyterLab on the quickstart notebook
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
+
+notebooks: $(STAMP)  ## run the lessons and workflows anew, and keep their outputs
+	$(BIN)/python notebooks/execute.py $(sort $(wildcard notebooks/*/*.ipynb))
 
 bench: $(STAMP)  ## measure, and write the numbers that README quotes
 	$(BIN)/python -m benchmarks

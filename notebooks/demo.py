@@ -7,7 +7,6 @@ runs the second half on a copy of the store without its K/V files, so that "the 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,23 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from amem.model import bundled
+from notebooks.execute import run
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE / "quickstart.ipynb"
 OUT = HERE.parent / "out" / "quickstart.ipynb"
-
-
-class CellClient(NotebookClient):
-    """A client that tells the kernel which cell it runs, as JupyterLab does."""
-
-    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, **options: Any) -> NotebookNode:
-        """Run one cell, with its id in the request."""
-        self.kc.session.metadata = {"cellId": cell.id}
-        return await super().async_execute_cell(cell, cell_index, **options)
 
 
 def half(notebook: NotebookNode, tag: str) -> NotebookNode:
@@ -40,20 +30,6 @@ def half(notebook: NotebookNode, tag: str) -> NotebookNode:
     part = nbformat.from_dict(notebook)
     part.cells = [cell for cell in part.cells if tag in cell.metadata.get("tags", [])]
     return part
-
-
-def run(part: NotebookNode, store: Path) -> NotebookNode:
-    """Run cells in a kernel of their own, which has ended when this returns."""
-    environment = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
-    client = CellClient(
-        part,
-        timeout=900,
-        kernel_name="python3",
-        record_timing=False,
-        store_widget_state=False,
-        extra_arguments=["--log-level=ERROR"],
-    )
-    return client.execute(env={**environment, "AMEM_STORE": str(store)}, cwd=str(HERE))
 
 
 def turns(part: NotebookNode) -> list[dict[str, Any]]:
@@ -119,12 +95,12 @@ def main() -> None:
     with nullcontext(arguments.store) if arguments.store else _temporary_store() as store, _temporary_store() as copy:
         print(f"store: {store}")
         print("first half, in one kernel ...")
-        first = run(half(notebook, "first"), store)
+        first = run(half(notebook, "first"), store, HERE)
         without_state(store, copy)
         print("second half, in a new kernel on the same store ...")
-        resumed = run(half(notebook, "resume"), store)
+        resumed = run(half(notebook, "resume"), store, HERE)
         print("the same again without the stored state, for comparison ...")
-        cold = run(half(notebook, "resume"), copy)
+        cold = run(half(notebook, "resume"), copy, HERE)
     executed = nbformat.from_dict({**notebook, "cells": first.cells + resumed.cells})
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(executed, arguments.out)

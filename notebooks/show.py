@@ -1,0 +1,27 @@
+"""What notebooks show of their measurements: tables that read without styles, plots with a text for who cannot see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from IPython.display import display
+
+from amem_jupyter.markup import table as _table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Show rows of texts; columns whose cells begin with digits are set to the right."""
+    numeric = [column for column in range(len(head)) if all(row[column][:1] in "-+0123456789" for row in rows)]
+    display(_table(head, rows, numeric).bundle(), raw=True)
+
+
+def plot(figure: Figure, text: str) -> None:
+    """Show a figure once, as a picture, with the text that stands for it where it cannot be seen."""
+    from matplotlib import pyplot as plt
+
+    display(figure, metadata={"image/png": {"alt": text}})
+    plt.close(figure)
