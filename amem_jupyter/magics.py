@@ -188,7 +188,7 @@ class AmemMagics(Magics):
         if request.background and not self._has_page:
             raise UsageError("--background needs a notebook: a terminal has no place for a reply that comes later")
         name = request.names[0]
-        agent = self.engine().agent(name)
+        agent = self.engine().agent(name, create=False)
         reply: CellReply | PendingReply
         if request.background:
             reply = reply_behind(agent, request, CardView(name, request.how), self.live, self.cells)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 if TYPE_CHECKING:
     from amem.fidelity.figures import Receipt
     from amem.model.capacity import CapacityRow
+    from amem.options import AskOptions
     from amem.results import AgentStatus, BlockMap, EngineStatus, Event, Reply, TurnInfo
     from amem.store import VerifyReport
 
@@ -39,21 +40,7 @@ class AgentLike(Protocol):
         """The turns on its head's path."""
         ...
 
-    def stream(
-        self,
-        message: str,
-        *,
-        max_tokens: int = ...,
-        temperature: float = ...,
-        top_p: float = ...,
-        seed: int | Literal["random"] | None = ...,
-        stop: Sequence[str] = ...,
-        system: str | None = ...,
-        cell_id: str | None = ...,
-        execution: str | None = ...,
-        append: bool = ...,
-        cached: bool = ...,
-    ) -> EventStream:
+    def stream(self, message: str, **options: Unpack[AskOptions]) -> EventStream:
         """Ask; the last event has the reply. Closing the iterator cancels, and leaves the agent as it was."""
         ...
 
@@ -128,15 +115,15 @@ class AgentLike(Protocol):
 class EngineLike(Protocol):
     """An engine."""
 
-    def agent(self, name: str) -> AgentLike:
-        """The agent of that name, made if it is new."""
+    def agent(self, name: str, *, create: bool = True) -> AgentLike:
+        """The agent of that name, made now if it is new, or by its first request."""
         ...
 
     def agents(self) -> list[str]:
         """The names of the space's agents."""
         ...
 
-    def ask_all(self, messages: Mapping[str, str], **options: Any) -> dict[str, Reply]:
+    def ask_all(self, messages: Mapping[str, str], **options: Unpack[AskOptions]) -> dict[str, Reply]:
         """Ask several agents in one batch."""
         ...
 

@@ -2,74 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
+from amem.options import AskOptions, ChatOptions, Seed
 from amem.results import AgentStatus, BlockMap, Event, Reply, TurnInfo
+from amem.stream import ReplyStream, events_of, last_reply, queued_request, wait_for
 
 if TYPE_CHECKING:
     from amem.engine import Engine
     from amem.fidelity.figures import Receipt
-    from amem.run.request import Request
-
-Seed = int | Literal["random"] | None
-
-
-class ReplyStream(Iterator[Event]):
-    """The events of one request, and the handle to it: `cancel` ends it, from any thread.
-
-    Closed or dropped before its end, even before its first event, it is cancelled.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._finished = False
-
-    def __next__(self) -> Event:
-        if self._finished:
-            raise StopIteration
-        try:
-            event = self._request.events.get()
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(event, BaseException):
-            self._finished = True
-            raise event
-        self._finished = event.reply is not None
-        return event
-
-    def cancel(self) -> None:
-        """Ask that the request ends, without waiting for it. Any thread may call this, and more than once.
-
-        It ends at its next step; who reads the stream then gets `Cancelled`, and the agent is as it was. Other requests
-        are not touched. A request that has ended already stays as it is.
-        """
-        if not self._finished:
-            self._request.cancel()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it was asked to end before it did."""
-        return self._request.cancelled
-
-    def close(self) -> None:
-        """Cancel, and wait until the agent is as it was; a second interrupt stops the waiting."""
-        if self._finished:
-            return
-        self._finished = True
-        self._request.cancel()
-        while True:
-            event = self._request.events.get()
-            if isinstance(event, BaseException) or event.reply is not None:
-                return
-
-    def __del__(self) -> None:
-        self.cancel()
 
 
 class Agent:
@@ -122,8 +65,7 @@ class Agent:
             MemoryBudgetError: the conversation does not fit the memory budget.
             Cancelled: `KeyboardInterrupt` and the like; the agent is as it was.
         """
-        reply: Reply | None = None
-        for event in self.stream(
+        return self.stream(
             message,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -135,59 +77,23 @@ class Agent:
             cached=cached,
             cell_id=cell_id,
             execution=execution,
-        ):
-            reply = event.reply or reply
-        assert reply is not None
-        return reply
+        ).reply()
 
-    def stream(
-        self,
-        message: str,
-        *,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: Seed = None,
-        stop: Sequence[str] = (),
-        system: str | None = None,
-        append: bool = False,
-        cached: bool = False,
-        cell_id: str | None = None,
-        execution: str | None = None,
-    ) -> ReplyStream:
+    def stream(self, message: str, **options: Unpack[AskOptions]) -> ReplyStream:
         """Like `ask`, as events: pieces of text, progress, and the reply last.
 
         The input is checked and the request queued at once, before the first event is taken. Closing the iterator
         early, or an exception in the loop, cancels the request.
         """
-        queued = self._engine.submit(
-            self.name,
-            message,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            system=system,
-            append=append,
-            cached=cached,
-            cell_id=cell_id,
-            execution=execution,
-        )
-        return ReplyStream(_wait_for(queued))
+        return ReplyStream(wait_for(self._engine.submit(self.name, message, **options)))
 
-    async def aask(self, message: str, **options: object) -> Reply:
-        """`ask` for async callers; takes the same options."""
-        reply: Reply | None = None
-        async for event in self.astream(message, **options):
-            reply = event.reply or reply
-        assert reply is not None
-        return reply
+    async def aask(self, message: str, **options: Unpack[AskOptions]) -> Reply:
+        """`ask` for async callers."""
+        return await last_reply(self.astream(message, **options))
 
-    async def astream(self, message: str, **options: object) -> AsyncIterator[Event]:
-        """`stream` for async callers; takes the same options."""
-        queued = self._engine.submit(self.name, message, **options)  # type: ignore[arg-type]  # checked by submit
-        async for event in events_of(await queued_request(queued)):
+    async def astream(self, message: str, **options: Unpack[AskOptions]) -> AsyncIterator[Event]:
+        """`stream` for async callers."""
+        async for event in events_of(await queued_request(self._engine.submit(self.name, message, **options))):
             yield event
 
     # -- whole conversations ---------------------------------------------------------------------------------------
@@ -224,8 +130,7 @@ class Agent:
             InputError: the messages cannot be read, or the model's chat template refuses them. Nothing has changed.
             MemoryBudgetError, Cancelled: as for `ask`.
         """
-        reply: Reply | None = None
-        for event in self.chat_stream(
+        return self.chat_stream(
             messages,
             tools=tools,
             max_tokens=max_tokens,
@@ -234,49 +139,21 @@ class Agent:
             seed=seed,
             stop=stop,
             logprobs=logprobs,
-        ):
-            reply = event.reply or reply
-        assert reply is not None
-        return reply
+        ).reply()
 
-    def chat_stream(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: Seed = None,
-        stop: Sequence[str] = (),
-        logprobs: int | None = None,
-    ) -> ReplyStream:
+    def chat_stream(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ReplyStream:
         """Like `chat`, as events; see `stream`."""
-        queued = self._engine.submit_chat(
-            self.name,
-            messages,
-            tools=tools,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            logprobs=logprobs,
-        )
-        return ReplyStream(_wait_for(queued))
+        return ReplyStream(wait_for(self._engine.submit_chat(self.name, messages, **options)))
 
-    async def achat(self, messages: Sequence[Mapping[str, Any]], **options: object) -> Reply:
-        """`chat` for async callers; takes the same options."""
-        reply: Reply | None = None
-        async for event in self.achat_stream(messages, **options):
-            reply = event.reply or reply
-        assert reply is not None
-        return reply
+    async def achat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Reply:
+        """`chat` for async callers."""
+        return await last_reply(self.achat_stream(messages, **options))
 
-    async def achat_stream(self, messages: Sequence[Mapping[str, Any]], **options: object) -> AsyncIterator[Event]:
-        """`chat_stream` for async callers; takes the same options."""
-        queued = self._engine.submit_chat(self.name, messages, **options)  # type: ignore[arg-type]  # as in astream
-        async for event in events_of(await queued_request(queued)):
+    async def achat_stream(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
+    ) -> AsyncIterator[Event]:
+        """`chat_stream` for async callers."""
+        async for event in events_of(await queued_request(self._engine.submit_chat(self.name, messages, **options))):
             yield event
 
     # -- the tree ------------------------------------------------------------------------------------------------
@@ -434,57 +311,3 @@ class Agent:
     def delete(self) -> None:
         """Delete the agent, its transcript and every stored byte of it. Forks live on with their own copy."""
         self._engine.delete(self.name)
-
-
-async def queued_request(queued: Future[Request]) -> Request:
-    """A request, once it is queued; a caller that is cancelled meanwhile takes it along."""
-    try:
-        return await asyncio.wrap_future(queued)
-    except asyncio.CancelledError:
-        _cancel_queued(queued)
-        raise
-
-
-async def events_of(request: Request) -> AsyncGenerator[Event, None]:
-    """A request's events; whoever stops taking them before the last cancels it. No thread waits meanwhile.
-
-    Raises
-    ------
-        AmemError: whatever ended the request.
-    """
-    loop, came = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
-            loop.call_soon_threadsafe(came.set)
-
-    finished = False
-    request.events.wake(wake)
-    try:
-        while not finished:
-            came.clear()
-            event = request.events.get_nowait()
-            if event is None:
-                await came.wait()
-                continue
-            if isinstance(event, BaseException):
-                finished = True
-                raise event
-            finished = event.reply is not None
-            yield event
-    finally:
-        if not finished:
-            request.cancel()
-
-
-def _wait_for(queued: Future[Request]) -> Request:
-    try:
-        return queued.result()
-    except BaseException:
-        _cancel_queued(queued)  # interrupted while it was being queued: nobody will hold it
-        raise
-
-
-def _cancel_queued(queued: Future[Request]) -> None:
-    if not queued.cancel():
-        queued.add_done_callback(lambda done: done.result().cancel() if done.exception() is None else None)

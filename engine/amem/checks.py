@@ -12,7 +12,12 @@ MAX_TOP = 20  #: alternatives that are told for each token
 
 
 def request_settings(
-    *, max_tokens: object, temperature: object, top_p: object, seed: object, stop: object
+    *,
+    max_tokens: object = 512,
+    temperature: object = 0.0,
+    top_p: object = 1.0,
+    seed: object = None,
+    stop: object = (),
 ) -> dict[str, Any]:
     """How to generate, checked, as it is recorded with a turn.
 

@@ -191,7 +191,9 @@ def _ask(options: argparse.Namespace) -> int:
         prefetch=False,  # it ends before anybody else is asked
         progress=_progress,
     ) as engine:
-        events = engine.agent(options.name).stream(text, system=options.system, seed=options.seed, **settings)
+        events = engine.agent(options.name, create=False).stream(
+            text, system=options.system, seed=options.seed, **settings
+        )
         for event in events:
             reply = event.reply or reply
             if not options.json and event.text:

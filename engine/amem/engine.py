@@ -5,36 +5,34 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import secrets
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from amem.agent import Agent, ReplyStream, Seed
-from amem.checks import check_logprobs, check_message, check_text, request_settings
+from amem.agent import Agent
+from amem.checks import check_text
 from amem.errors import AgentLocked, Cancelled, EngineClosed, InputError
-from amem.results import AgentStatus, EngineStatus, Reply, Residency, TokenLogprob
+from amem.options import AskOptions, ChatOptions, TextOptions
+from amem.results import AgentStatus, EngineStatus, Reply, Residency
 from amem.run.owner import OwnerThread
 from amem.run.worker import Workers
 from amem.sizes import parse_size
+from amem.stream import ReplyStream
 
 if TYPE_CHECKING:
+    from amem.asked import Asked
     from amem.fidelity.figures import Receipt
     from amem.model.capacity import CapacityRow
     from amem.model.said import ReplyMarks, Said
     from amem.opening import Opened
-    from amem.parts import EngineParts
     from amem.run.request import Request
     from amem.session import AgentSession
     from amem.store import AgentEntry, VerifyReport
     from amem.store.records import TurnRecord
-    from amem.turn import Caller
-    from amem.wish import Wish
 
 T = TypeVar("T")
 
@@ -101,7 +99,6 @@ class Engine:
 
         self._owner = OwnerThread()
         self._space = space
-        sessions: dict[tuple[str, str], AgentSession] = {}  # by space and name
         readers, writer = Workers(io_threads, "amem-read"), Workers(1, "amem-write")
         given_up = threading.Event()
 
@@ -124,7 +121,7 @@ class Engine:
                 step_ms=step_ms,
                 readers=readers,
                 writer=writer,
-                sessions=lambda: list(sessions.values()),
+                prefetch=prefetch,
                 progress=tell,
             )
         )
@@ -137,15 +134,12 @@ class Engine:
             readers.shutdown()
             writer.shutdown()
             raise
-        self._sessions = sessions
         self._whole: Engine | None = None  # of a view on another space: the engine that must live as long
-        self._parts = self._opened.parts
-        if prefetch:
-            _expect_agents(self._parts, sessions)
-        sessions_now = self._parts.sessions
-        self._owner.drive(self._parts.scheduler, recover=lambda: _evict_all(sessions_now()))
+        self._parts, self._roster = self._opened.parts, self._opened.roster
+        # arrays belong to the thread that made them: a new one begins without them
+        self._owner.drive(self._parts.scheduler, recover=self._roster.evict_all)
         # holds no reference to the engine: one that is dropped, or still open at exit, is closed all the same
-        self._close = weakref.finalize(self, _close, os.getpid(), self._owner, self._opened, sessions)
+        self._close = weakref.finalize(self, _close, os.getpid(), self._owner, self._opened)
 
     def __repr__(self) -> str:
         return f"<Engine {self._parts.model_name} on {self._opened.root}>"
@@ -164,12 +158,13 @@ class Engine:
 
     # -- agents --------------------------------------------------------------------------------------------------
 
-    def agent(self, name: str, system: str | None = None) -> Agent:
+    def agent(self, name: str, system: str | None = None, *, create: bool = True) -> Agent:
         """The agent of this name, made at its first use.
 
         Args:
             name: any text of 1 to 128 characters.
             system: the system text with which its conversation starts.
+            create: make it now, if there is none. Else its first request does, unless that fails.
 
         Raises
         ------
@@ -179,7 +174,9 @@ class Engine:
         check_text("the system text", system)
 
         def begin() -> None:
-            session = self._session(name)
+            if not create and system is None and not self._parts.store.has(name, self._space):
+                return
+            session = self._roster.make(self._space, name)
             if system is not None:
                 session.begin_with(system)
 
@@ -190,7 +187,7 @@ class Engine:
         """Names of all agents of this space, those on disk too."""
         return self._owner.call(lambda: [entry.name for entry in self._parts.store.agents(self._space)])
 
-    def ask_all(self, messages: Mapping[str, str], **options: object) -> dict[str, Reply]:
+    def ask_all(self, messages: Mapping[str, str], **options: Unpack[AskOptions]) -> dict[str, Reply]:
         """Ask several agents at once, as one batch; options as for `Agent.ask`.
 
         Raises
@@ -203,14 +200,14 @@ class Engine:
 
         def begin() -> None:
             for name, text in messages.items():
-                streams[name] = Agent(self, name).stream(text, **options)  # type: ignore[arg-type]  # checked by submit
+                streams[name] = Agent(self, name).stream(text, **options)
 
         begun = self._owner.submit(begin)  # one job: no step comes between, so that they start together
         try:
             begun.result()
             for name, events in streams.items():
                 try:
-                    replies[name] = next(event.reply for event in events if event.reply is not None)
+                    replies[name] = events.reply()
                 except Exception as error:  # noqa: BLE001  # raised below, when the others have finished
                     errors.append(error)
         except BaseException:
@@ -238,42 +235,12 @@ class Engine:
         if keep_last is not None and (isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1):
             raise InputError(f"keep_last must be a whole number of turns of at least 1, not {keep_last!r}.")
 
-        def fork(session: AgentSession) -> None:
-            from amem.shortening import shortened
-
-            taken = new_name in self.agents()
-            if taken and not replace:
-                raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
-            if new_name == name:
-                raise InputError(f"agent {name!r} cannot be replaced by its own fork: choose another name.")
-            turn = session.turn_of(at) if at is not None else session.store.head
-            kept = shortened(session, turn, keep_last) if keep_last is not None else None
-            if taken:
-                self.delete(new_name)
-            if kept is not None:
-                store = self._parts.store.open(new_name, self._space)
-            else:
-                store = session.store.fork(new_name, self._space, turn)
-            try:
-                if kept is not None:
-                    kept.write(store)
-                self._sessions[self._space, new_name] = session.fork(store, None if kept is not None else turn)
-            except BaseException:
-                store.delete()
-                raise
-
-        self.with_session(name, fork)
+        self._owner.call(lambda: self._roster.fork(self._space, name, new_name, at, keep_last, replace=replace))
         return Agent(self, new_name)
 
     def delete(self, name: str) -> None:
         """See `Agent.delete`."""
-
-        def delete(session: AgentSession) -> None:
-            session.evict()
-            del self._sessions[self._space, name]
-            session.store.delete()
-
-        self.with_idle_session(name, delete)
+        self._owner.call(lambda: self._roster.delete(self._space, name))
 
     def release(self, name: str) -> None:
         """Let other processes write to an agent: its state leaves memory, its files are closed. Its next use opens it.
@@ -282,19 +249,7 @@ class Engine:
         ------
             InputError: it is answering.
         """
-
-        def release() -> None:
-            session = self._sessions.get((self._space, name))
-            if session is None:
-                return
-            if session.is_asked:
-                raise InputError(f"agent {name!r} is answering: wait for it, or cancel its request, first.")
-            session.evict()
-            self._parts.writer.submit(lambda: None).result()  # writes under way must not outlive the agent's lock
-            session.store.close()
-            del self._sessions[self._space, name]
-
-        self._owner.call(release)
+        self._owner.call(lambda: self._roster.release(self._space, name))
 
     def import_agent(self, file: str | Path, name: str | None = None) -> Agent:
         """Make an agent in this space of a file that `Agent.export` wrote, under its own name or another.
@@ -372,23 +327,7 @@ class Engine:
             InputError: both spaces have an agent of the same name; nothing has changed.
             AgentLocked: another engine or process is writing to one of them.
         """
-
-        def move() -> list[str]:
-            store = self._parts.store
-            theirs = store.agents(space)
-            both = {entry.name for entry in theirs} & {entry.name for entry in store.agents(self._space)}
-            if both and space != self._space:
-                raise InputError(
-                    f"both spaces have an agent {min(both)!r}: rename, export or delete one of them first."
-                )
-            for entry in theirs:
-                with store.borrow(entry.key) as agent:
-                    agent.move(self._space)
-                if (session := self._sessions.pop((space, entry.name), None)) is not None:
-                    self._sessions[self._space, entry.name] = session
-            return [entry.name for entry in theirs]
-
-        return self._owner.call(move)
+        return self._owner.call(lambda: self._roster.move(space, self._space))
 
     def with_session(self, name: str, job: Callable[[AgentSession], T]) -> T:
         """Run a job on the session of an agent that exists, in the owner thread.
@@ -397,7 +336,7 @@ class Engine:
         ------
             InputError: there is no agent of that name.
         """
-        return self._owner.call(lambda: job(self._session(name, create=False)))
+        return self._owner.call(lambda: job(self._roster.known(self._space, name)))
 
     def soon(self, job: Callable[[], T]) -> Future[T]:
         """Run a job in the owner thread, between two steps; what it calls of this engine is done at once."""
@@ -410,30 +349,7 @@ class Engine:
         ------
             InputError: one is.
         """
-
-        def run() -> T:
-            session = self._session(name, create=False)
-            if session.is_asked:
-                raise InputError(f"agent {name!r} is answering: wait for it, or cancel its request, first.")
-            return job(session)
-
-        return self._owner.call(run)
-
-    def _session(self, name: str, *, create: bool = True) -> AgentSession:
-        from amem.session import AgentSession
-
-        place, prefetch = (self._space, name), self._parts.prefetch
-        session = self._sessions.get(place)
-        if session is None and prefetch is not None:
-            session = prefetch.claim(*place)
-        if session is None:
-            n_known = len(self._parts.store.reports)
-            session = AgentSession(self._parts, self._parts.store.open(name, self._space, create=create))
-            session.notes = self._parts.store.reports[n_known:]
-            if prefetch is not None:
-                prefetch.hand_over(session)
-        self._sessions[place] = session
-        return session
+        return self._owner.call(lambda: job(self._roster.idle(self._space, name)))
 
     def prefetch(self, name: str) -> Future[None]:
         """Begin to bring an agent's stored state into memory, while others are served. Done: it is there.
@@ -443,63 +359,23 @@ class Engine:
             InputError: there is no such agent, or it is answering.
             MemoryBudgetError: the budget has no room for it.
         """
-
-        def begin(session: AgentSession) -> Future[None]:
-            restore = session.begin_restore()
-            if restore is None or restore.reading is None:
-                done: Future[None] = Future()
-                done.set_result(None)
-                return done
-            return self._parts.scheduler.after(restore.reading, lambda: session.finish_restore(restore))
-
-        return self.with_idle_session(name, begin)
+        return self._owner.call(lambda: self._roster.restore(self._space, name))
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        name: str,
-        message: str,
-        *,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: Seed = None,
-        stop: Sequence[str] = (),
-        system: str | None = None,
-        append: bool = False,
-        cached: bool = False,
-        cell_id: str | None = None,
-        execution: str | None = None,
-    ) -> Future[Request]:
-        """Check a message to an agent and queue it. `Agent.stream` explains the options.
+    def submit(self, name: str, message: str, **options: Unpack[AskOptions]) -> Future[Request]:
+        """Check a message to an agent and queue it. `Agent.ask` explains the options.
 
         Raises
         ------
             InputError: the message or an option is not possible; nothing has changed.
         """
-        from amem.turn import Caller
-        from amem.wish import MessageWish
+        from amem.asked import Asked
 
-        for what, text in (("the system text", system), ("cell_id", cell_id), ("execution", execution)):
-            check_text(what, text)
-        check_message(message)
-        settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
-        wish = MessageWish(message, system, cell_id, execution, append)
-        return self._queue(name, wish, settings, seed, Caller(cell_id, execution), cached=cached)
+        return self._queue(name, Asked.message(message, **options))
 
     def submit_chat(
-        self,
-        name: str,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: Seed = None,
-        stop: Sequence[str] = (),
-        logprobs: int | None = None,
+        self, name: str, messages: Sequence[Mapping[str, object]], **options: Unpack[ChatOptions]
     ) -> Future[Request]:
         """Check a whole conversation and queue it. `Agent.chat` explains the options.
 
@@ -507,80 +383,27 @@ class Engine:
         ------
             InputError: the messages or an option are not possible; nothing has changed.
         """
-        from amem.model.messages import plain_messages, plain_tools
-        from amem.turn import Caller
-        from amem.wish import ChatWish
+        from amem.asked import Asked
 
-        settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
-        wish = ChatWish(plain_messages(messages), plain_tools(tools))
-        return self._queue(name, wish, settings, seed, Caller(), check_logprobs(logprobs))
+        return self._queue(name, Asked.chat(messages, **options))
 
-    def submit_text(
-        self,
-        name: str,
-        text: str,
-        *,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: Seed = None,
-        stop: Sequence[str] = (),
-        logprobs: int | None = None,
-    ) -> Future[Request]:
+    def submit_text(self, name: str, text: str, **options: Unpack[TextOptions]) -> Future[Request]:
         """Queue a text that is to be continued as it stands, without the chat template. Options as for `Agent.chat`.
 
         Raises
         ------
             InputError: the text is empty, or an option is not possible; nothing has changed.
         """
-        from amem.turn import Caller
-        from amem.wish import TextWish
+        from amem.asked import Asked
 
-        check_text("the text", text)
-        if not text:
-            raise InputError("the text is empty: there is nothing to continue.")
-        settings = request_settings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
-        n_logprobs = check_logprobs(logprobs)
-        return self._queue(name, TextWish(text), settings, seed, Caller(), n_logprobs, continues=True)
+        return self._queue(name, Asked.text(text, **options))
 
-    def _queue(
-        self,
-        name: str,
-        wish: Wish,
-        settings: dict[str, Any],
-        seed: Seed,
-        caller: Caller,
-        n_logprobs: int | None = None,
-        *,
-        cached: bool = False,
-        continues: bool = False,
-    ) -> Future[Request]:
+    def _queue(self, name: str, asked: Asked) -> Future[Request]:
         """The request, as soon as the owner thread is between two steps."""
-        from amem.run.request import Request
-        from amem.run.sampler import Sampler, Scored, derive_seed
-        from amem.turn import TurnWork
-
-        submitted = time.perf_counter()
 
         def queue() -> Request:
-            session = self._session(name)
-            number = secrets.randbits(63) if seed == "random" else seed
-            if number is None:
-                number = derive_seed(name, wish.parent(session), wish.text, settings)
-            parts = self._parts
-            sampler = Sampler(temperature=settings["temperature"], top_p=settings["top_p"], seed=number & (2**63 - 1))
-            logprobs: list[TokenLogprob] = []
-            request = Request(
-                work=TurnWork(session, wish, settings | {"seed": number}, caller, cached=cached),
-                sample=sampler if n_logprobs is None else Scored(sampler, n_logprobs, parts.prompter.decode, logprobs),
-                text=parts.prompter.reply_text(settings["stop"], continues=continues),
-                max_tokens=settings["max_tokens"],
-                eos_token_ids=parts.eos_token_ids,
-                group=session,
-                logprobs=logprobs,
-            )
-            request.marks.submitted = submitted
-            parts.scheduler.submit(request)
+            request = asked.request(self._roster.for_request(self._space, name))
+            self._parts.scheduler.submit(request)
             return request
 
         if self._owner.is_current:
@@ -612,7 +435,7 @@ class Engine:
             in_use: list[str] = []
             for entry in parts.store.agents(self._space):
                 try:
-                    agents.append(self._agent_status(entry))
+                    agents.append(self._roster.status(entry))
                 except AgentLocked as error:
                     in_use.append(str(error))
                     where = Residency.WARM if entry.n_turns else Residency.EMPTY
@@ -647,23 +470,6 @@ class Engine:
             )
 
         return self._owner.call(read)
-
-    def _agent_status(self, entry: AgentEntry) -> AgentStatus:
-        """An agent's status; one that is not open here is opened for this moment only, so that others may write to it.
-
-        Raises
-        ------
-            AgentLocked: another engine or process is writing to it.
-        """
-        from amem.session import AgentSession
-
-        if (session := self._sessions.get((entry.space, entry.name))) is not None:
-            return session.status()
-        with self._parts.store.borrow(entry.key) as store:
-            session = AgentSession(self._parts, store)
-            if self._parts.prefetch is not None:
-                self._parts.prefetch.show(session)
-            return session.status()
 
     def capacity(self, contexts: Sequence[int] = ()) -> tuple[CapacityRow, ...]:
         """How many agents of these many tokens (default: 4K to 32K) fit the memory budget, codec by codec.
@@ -722,20 +528,7 @@ def _check_options(max_batch: int, prefill_chunk: int | None, step_ms: float, io
         raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
 
 
-def _expect_agents(parts: EngineParts, sessions: Mapping[tuple[str, str], AgentSession]) -> None:
-    from amem.prefetch import Prefetch
-
-    prefetch = parts.prefetch = Prefetch(parts, sessions)
-    parts.sessions = lambda: [*sessions.values(), *prefetch.residents]
-
-
-def _evict_all(sessions: Iterable[AgentSession]) -> None:
-    """Arrays belong to the thread that made them; what was saved is on disk."""
-    for session in sessions:
-        session.evict()
-
-
-def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[tuple[str, str], AgentSession]) -> None:
+def _close(pid: int, owner: OwnerThread, opened: Opened) -> None:
     """End an engine's requests and thread, and let go of its locks; in the process that made it only."""
     if os.getpid() != pid or owner.closed:
         return
@@ -743,12 +536,8 @@ def _close(pid: int, owner: OwnerThread, opened: Opened, sessions: dict[tuple[st
 
     def release() -> None:
         parts.scheduler.fail_all(EngineClosed("the engine was closed while this request was running."))
-        parts.writer.submit(lambda: None).result()  # writes under way must not outlive their agent's lock
-        for session in parts.sessions():
-            with contextlib.suppress(Exception):  # the other agents' locks are to be freed all the same
-                session.evict()
-                session.store.close()
-        sessions.clear()
+        opened.roster.finish_writes()
+        opened.roster.close()
         with contextlib.suppress(Exception):
             parts.store.close()
         opened.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from amem.model.load import load
 from amem.model.prompt import Prompter
 from amem.model.spec import check_codec
 from amem.parts import EngineParts
+from amem.roster import Roster
 from amem.run.checked import checked_spec
 from amem.run.pace import PrefillRate
 from amem.run.runner import Runner
 from amem.run.scheduler import Scheduler
 from amem.run.worker import Workers
-from amem.session import AgentSession
 from amem.store import Store
 from amem.store.records import Realm
 
@@ -35,6 +35,7 @@ class Opened:
     """An engine's parts, and what its status says of them."""
 
     parts: EngineParts
+    roster: Roster
     root: Path
     model_path: Path
     device: str
@@ -64,7 +65,7 @@ def open_parts(
     step_ms: float,
     readers: Workers,
     writer: Workers,
-    sessions: Callable[[], Iterable[AgentSession]],
+    prefetch: bool,
     progress: Callable[[str], None] | None,
 ) -> Opened:
     """Build everything, in the thread that will own it.
@@ -107,8 +108,8 @@ def open_parts(
         ),
         readers=readers,
         writer=writer,
-        sessions=sessions,
     )
+    roster = Roster(parts, prefetch=prefetch)
     warnings = tuple(warning for warning in (blas.warning(), computing.warning) if warning)
     choice_text = str(choice) if choice else ""
-    return Opened(parts, root, loaded.path, device, computing.name, blas.in_use(), quota, warnings, choice_text)
+    return Opened(parts, roster, root, loaded.path, device, computing.name, blas.in_use(), quota, warnings, choice_text)

@@ -43,7 +43,7 @@ class EngineParts:
     scheduler: Scheduler
     readers: Workers  #: reads of stored blocks
     writer: Workers  #: one thread, so that blocks are written in order
-    sessions: Callable[[], Iterable[AgentSession]]
+    sessions: Callable[[], Iterable[AgentSession]] = tuple  #: whoever may hold memory
     prefetch: Prefetch | None = None  #: None: nobody is expected
     _ticks: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -54,6 +54,7 @@ class AgentSession:
         self.executions: dict[int, str | None] = {}  #: of turns that this engine made, or found unchanged
         self.notes: list[str] = []  #: what opening it had to repair; told with the next reply
         self.new_from = 0  #: position from which the last turn computed
+        self.unmake: Callable[[], None] | None = None  #: of one that a request made: deletes it if nothing came of it
 
     @property
     def name(self) -> str:
@@ -322,6 +323,7 @@ class AgentSession:
                 )
         else:
             self.store.set_meta("system", system)
+            self.unmake = None
 
     # -- memory --------------------------------------------------------------------------------------------------
 

@@ -252,6 +252,7 @@ class TurnWork:
         started = time.perf_counter()
         sequence, session = request.sequence, self._session
         assert sequence is not None
+        session.unmake = None
         sequence.close_turn()
         ids = [*request.prompt_ids, *request.kept_ids]
         if sequence.n_tokens != len(ids):
@@ -451,8 +452,10 @@ class TurnWork:
             )
 
     def abort(self, request: Request) -> None:
-        """Leave the agent as it was."""
+        """Leave the agent as it was; without it, if this request made it."""
         self._drop(request)
+        if self._session.unmake is not None:
+            self._session.unmake()
 
     def _drop(self, request: Request) -> None:
         """Leave no trace of the request, in memory or on disk."""

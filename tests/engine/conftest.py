@@ -3,6 +3,7 @@
 import pytest
 
 from amem import Engine
+from tests.engine.scripted import Replies
 
 
 @pytest.fixture
@@ -23,3 +24,11 @@ def open_engine(tiny_model_path, tmp_path):
 @pytest.fixture
 def engine(open_engine):
     return open_engine()
+
+
+@pytest.fixture
+def replies(monkeypatch):
+    """Replies to come."""
+    script = Replies()
+    monkeypatch.setattr("amem.asked.Sampler", script.sampler)
+    return script

@@ -14,7 +14,7 @@ class Replies:
         self.waiting.append(list(token_ids))
 
     def sampler(self, **options):
-        """Stands in for `amem.run.sampler.Sampler`; without a reply to come it is greedy."""
+        """Stands in for `amem.asked.Sampler`; without a reply to come it is greedy."""
         del options
         ids = None
 

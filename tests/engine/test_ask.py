@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from contextlib import closing
 
 import pytest
 
@@ -153,6 +154,31 @@ def test_too_long_a_prompt_says_how_many_tokens_there_are(engine):
     """The error names the figures and a remedy."""
     with pytest.raises(ContextOverflow, match=r"\d+ tokens.*context of \d+"):
         engine.agent("planner").ask("Hello.", max_tokens=10**6)
+
+
+def test_a_refused_first_message_makes_no_agent(engine):
+    """Neither in memory nor on disk; one that was made before, by whatever, stays."""
+    engine.agent("made")
+    engine.agent("told", system="Be brief.")
+    engine.agent("asked", create=False).ask("Hello.", max_tokens=2)
+    for name in ("new", "made", "told", "asked"):
+        with pytest.raises(ContextOverflow):
+            engine.agent(name, create=False).ask("Hello.", max_tokens=10**6)
+    with pytest.raises(ContextOverflow):
+        engine.ask_all({"first": "Hello.", "second": "Hello."}, max_tokens=10**6)
+    with closing(engine.agent("left", create=False).stream("Hello.", max_tokens=400)) as stream:
+        next(stream)
+    assert ["asked", "made", "told"] == sorted(engine.agents())
+    assert engine.agent("new", create=False).ask("Hello.", max_tokens=2).turn
+
+
+def test_a_refused_first_message_leaves_what_a_later_one_makes(engine):
+    """Both wait at the same time; the second is served."""
+    agent = engine.agent("planner", create=False)
+    refused, served = agent.stream("Hello.", max_tokens=10**6), agent.stream("Hello.", max_tokens=2)
+    with pytest.raises(ContextOverflow):
+        refused.reply()
+    assert served.reply().turn == agent.turns[-1].id
 
 
 def test_a_closed_stream_leaves_the_agent_as_it_was(engine):

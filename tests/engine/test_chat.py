@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 def replies(monkeypatch):
     """Replies to come."""
     script = Replies()
-    monkeypatch.setattr("amem.run.sampler.Sampler", script.sampler)
+    monkeypatch.setattr("amem.asked.Sampler", script.sampler)
     return script
 
 
@@ -136,7 +136,7 @@ def test_whatever_was_generated_a_conversation_that_grew_extends(folder, tmp_pat
     tokens = st.lists(st.integers(3, VOCAB_SIZE - 1), max_size=12)
     replies = Replies()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amem.run.sampler.Sampler", replies.sampler)
+        patch.setattr("amem.asked.Sampler", replies.sampler)
         here = Talk(folder(name), tmp_path_factory.mktemp("store"), replies)
         count = iter(range(10**6))
 

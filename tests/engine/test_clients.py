@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amem import Engine, InputError, Match
-from amem.agent import events_of, queued_request
+from amem.stream import events_of, queued_request
 
 LONG = "a list of many words " * 12
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from amem import ContextOverflow, InputError, Match, Residency, UnknownTurn
-from tests.engine.scripted import Replies
 
 LONG = "a list of many words " * 30
 CELLS = {"one": LONG, "two": "And then? " * 9, "three": LONG + "!", "four": "The end."}
@@ -47,14 +46,6 @@ class Counters:
 
 
 NOTHING = {"steps of the model": 0, "payload bytes written": 0, "blocks": 0}
-
-
-@pytest.fixture
-def replies(monkeypatch):
-    """Replies to come."""
-    script = Replies()
-    monkeypatch.setattr("amem.run.sampler.Sampler", script.sampler)
-    return script
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_a_quota_that_takes_the_blocks_of_an_agent_in_memory(model, undisturbed,
     with Engine(model, tmp_path, memory="200MB") as engine:
         agent = engine.agent("planner")
         replies = [agent.ask(message, max_tokens=8).token_ids for message in MESSAGES[:2]]
-        (store,) = [session.store for session in engine._sessions.values()]
+        (store,) = [session.store for session in engine._roster.sessions.values()]
         store.find(engine._parts.realm, [])  # what was found last is spared
         snapshots, blocks = store.evictable()
         store.evict([*snapshots, *blocks])

@@ -3,20 +3,11 @@
 import pytest
 
 from amem import Engine, Match
-from amem.agent import ReplyStream
-from tests.engine.scripted import Replies
+from amem.stream import ReplyStream
 from tests.templates import DATED, TOOLS
 from tests.tiny import write_tiny_model, write_tiny_tokenizer
 
 LONG = "a list of many words " * 12
-
-
-@pytest.fixture
-def replies(monkeypatch):
-    """Replies to come."""
-    script = Replies()
-    monkeypatch.setattr("amem.run.sampler.Sampler", script.sampler)
-    return script
 
 
 @pytest.fixture

@@ -309,7 +309,7 @@ class ScriptedEngine:
             progress(f"reading {model}")
         script.opened.append(self)
 
-    def agent(self, name):
+    def agent(self, name, *, create=True):
         self.states.setdefault(name, AgentState())
         return ScriptedAgent(self, name)
 

@@ -223,7 +223,7 @@ def scripted(with_template, monkeypatch):
     from tests.engine.scripted import Replies
 
     script = Replies()
-    monkeypatch.setattr("amem.run.sampler.Sampler", script.sampler)
+    monkeypatch.setattr("amem.asked.Sampler", script.sampler)
 
     def make(template):
         made = with_template(template).open()

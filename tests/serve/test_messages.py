@@ -58,7 +58,7 @@ def test_tools_are_used_and_answered(with_template, monkeypatch):
     from tests.engine.scripted import Replies
 
     script = Replies()
-    monkeypatch.setattr("amem.run.sampler.Sampler", script.sampler)
+    monkeypatch.setattr("amem.asked.Sampler", script.sampler)
     place = with_template(TOOLS).open()
 
     def say(text):

@@ -15,7 +15,7 @@ _FILES = Path("/proc/self/fd")
 
 
 def n_open(place):
-    return len(place.engine._sessions)
+    return len(place.engine._roster.sessions)
 
 
 def ask(place, **fields):
@@ -27,11 +27,11 @@ def test_agents_that_are_used_no_more_are_released(place):
     place.open(limits={"open_sessions": 2})
     for name in ("one", "two", "three"):
         place.chat(user(LONG), agent=name)
-    assert {("default", "two"), ("default", "three")} == set(place.engine._sessions)
+    assert {("default", "two"), ("default", "three")} == set(place.engine._roster.sessions)
     place.chat(user("x"), agent="two")
     again = place.chat(user(LONG), agent="one")
     assert "EXACT" == again["amem"]["match"]
-    assert {("default", "two"), ("default", "one")} == set(place.engine._sessions)
+    assert {("default", "two"), ("default", "one")} == set(place.engine._roster.sessions)
 
 
 @pytest.mark.skipif(not _FILES.exists(), reason="the open files of a process are counted in /proc")

@@ -224,8 +224,8 @@ def sessions(place):
 
 async def ask(sessions, messages):
     """One request, as the server makes it."""
-    from amem.agent import events_of, queued_request
     from amem.serve.desk import Wanted
+    from amem.stream import events_of, queued_request
 
     wanted = Wanted({"max_tokens": 2}, messages)
     marks = wanted.marks(sessions.engine)

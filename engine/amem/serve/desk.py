@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from amem.agent import events_of, queued_request
 from amem.checks import check_text
 from amem.errors import AgentLocked, Cancelled, ContextOverflow
 from amem.model.messages import plain_messages, plain_tools
@@ -20,9 +19,10 @@ from amem.serve.keys import OWNER
 from amem.serve.limits import Limits
 from amem.serve.marks import marks_of, marks_of_text
 from amem.serve.measures import Measures
-from amem.serve.named import NamedAgent, NamedAgents
+from amem.serve.named import NamedAgents
 from amem.serve.sessions import Marks, Session, Sessions
 from amem.serve.threads import in_thread
+from amem.stream import events_of, queued_request
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -150,10 +150,11 @@ class Desk:
         try:
             await self._check_length(wanted)
             async with contextlib.AsyncExitStack() as stack:
-                note: Callable[[Reply], None]
+                note: Callable[[Reply], None] | None = None
                 if wanted.agent is not None:
-                    agent = await stack.enter_async_context(self.named.use(self.space(domain), wanted.agent))
-                    request, note = await queued_request(agent.submit(wanted)), partial(_answered, agent)
+                    engine = self.space(domain)
+                    await stack.enter_async_context(self.named.use(engine, wanted.agent))
+                    request = await queued_request(wanted.submit(engine, wanted.agent))
                 else:
                     request, note = await self._placed(stack, self.sessions(domain), wanted)
                 end = stack.enter_context(_Ending(request, gone, self))
@@ -222,14 +223,15 @@ class Desk:
         self._n_taken += 1
 
     async def _events(
-        self, wanted: Wanted, request: Request, end: _Ending, note: Callable[[Reply], None]
+        self, wanted: Wanted, request: Request, end: _Ending, note: Callable[[Reply], None] | None
     ) -> AsyncGenerator[Event, None]:
         try:
             async with contextlib.aclosing(events_of(request)) as events:
                 async for event in events:
                     if event.reply is not None:
                         self.measures.reply(event.reply.metrics)
-                        note(event.reply)
+                        if note is not None:
+                            note(event.reply)
                     yield event
         except ContextOverflow:
             raise _too_long(wanted, str(len(request.prompt_ids)), self._context_length) from None
@@ -271,10 +273,6 @@ def _too_long(wanted: Wanted, n_tokens: str, limit: int) -> HttpError:
         code="context_length_exceeded",
         param=param,
     )
-
-
-def _answered(agent: NamedAgent, _reply: Reply) -> None:
-    agent.is_new = False
 
 
 class _Ending:

@@ -1,4 +1,4 @@
-"""Named agents that requests are served by: how many stay open, and what is left of one that was never answered."""
+"""Named agents that requests are served by: how many of them stay open."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from amem.errors import AmemError, InputError
+from amem.errors import AmemError
 from amem.serve.threads import in_thread
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from amem.engine import Engine
-    from amem.run.request import Request
-    from amem.serve.desk import Wanted
 
 
 @dataclass(eq=False)
@@ -26,32 +22,6 @@ class NamedAgent:
     engine: Engine  #: the view on its space
     name: str
     n_users: int = 0  #: requests
-    is_new: bool = False  #: a request made it, and none was answered yet
-
-    def submit(self, wanted: Wanted) -> Future[Request]:
-        """Queue a request for it, and note whether that makes it: in one job, so that nobody comes between."""
-
-        def queue() -> Request:
-            try:
-                self.engine.with_session(self.name, lambda _session: None)
-            except InputError:
-                self.is_new = True
-            return wanted.submit(self.engine, self.name).result()
-
-        return self.engine.soon(queue)
-
-    def discard(self) -> None:
-        """Delete it, unless somebody else gave it a turn or a system text, or is asking it."""
-
-        def delete() -> None:
-            is_empty = self.engine.with_idle_session(
-                self.name, lambda session: not session.store.turns() and session.system is None
-            )
-            if is_empty:
-                self.engine.delete(self.name)
-
-        with contextlib.suppress(AmemError):  # it was never made, or is not ours any more
-            self.engine.soon(delete).result()
 
     def release(self) -> None:
         """Close its files and give back its memory, unless somebody else is asking it or pinned it."""
@@ -75,23 +45,16 @@ class NamedAgents:
         return len(self._agents)
 
     @contextlib.asynccontextmanager
-    async def use(self, engine: Engine, name: str) -> AsyncIterator[NamedAgent]:
-        """An agent, for one request. Those that are used no more are released, the least recently used first.
-
-        If the request made it and was not answered, it is deleted again.
-        """
+    async def use(self, engine: Engine, name: str) -> AsyncIterator[None]:
+        """Count a request to an agent. Those that are used no more are released, the least recently used first."""
         key = engine.space, name
         agent = self._agents.setdefault(key, NamedAgent(engine, name))
         agent.n_users += 1
         try:
-            yield agent
+            yield
         finally:
             agent.n_users -= 1
             self._agents.move_to_end(key)
-            if agent.is_new and not agent.n_users:
-                await in_thread(agent.discard)
-                if not agent.n_users:  # nobody came meanwhile
-                    self._agents.pop(key, None)
             await self._release_idle()
 
     async def _release_idle(self) -> None:

@@ -104,6 +104,10 @@ class Store:
                     return self.create(label, lambda folder: _fill_empty(folder, label))
         raise StoreError(f"agent {name!r} is being created or deleted by another process; try again")
 
+    def has(self, name: str, space: str = "") -> bool:
+        """Whether there is an agent of this name. Raises InputError: no agent can have it."""
+        return self._index.lookup(names.label(name, space).digest) is not None
+
     def create(self, label: Label, fill: Callable[[Path], None]) -> AgentStore:
         """A new agent, whole or not at all: ``fill`` writes transcript, files and database. Raises NameTakenError."""
         self._ledger.reserve(64 * 1024)
