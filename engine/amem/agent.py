@@ -251,7 +251,9 @@ class Agent:
 
     def block_map(self) -> BlockMap:
         """Every block of the head, with its text."""
-        return self._engine.with_session(self.name, lambda session: session.block_map())
+        from amem.blocks import block_map
+
+        return self._engine.with_session(self.name, block_map)
 
     def fidelity(self, n_tokens: int = 128, progress: Callable[[str], None] | None = None) -> Receipt:
         """What the stored state costs, on the agent's own last tokens: KL, top-1 agreement and more in a `Receipt`.

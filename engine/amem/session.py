@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from amem.errors import InputError, UnknownTurn
-from amem.kv.codec import GROUP
-from amem.kv.run import BLOCK_GROUPS
 from amem.kv.sequence import SequenceState
 from amem.parts import EngineParts
 from amem.restoring import Restore
-from amem.results import AgentStatus, BlockInfo, BlockMap, LayerBlocks, Residency, TurnInfo
+from amem.results import AgentStatus, Residency, TurnInfo
 from amem.store import AgentStore
-from amem.store.records import BLOCK_TOKENS, Found, Realization, Tokens, TurnRecord
+from amem.store.records import Found, Realization, Tokens, TurnRecord
 from amem.wish import RAW, messages_of
 
 if TYPE_CHECKING:
@@ -457,52 +455,6 @@ class AgentSession:
         head = self.store.head
         ids = self.store.path_tokens(head, self.parts.realm) if head is not None else None
         return ids if ids is not None else np.zeros(0, np.int32)
-
-    def block_infos(self, lane: int = 0) -> tuple[BlockInfo, ...]:
-        """The head's blocks in one group of layers."""
-        n_tokens, residency = len(self.head_tokens()), self.residency
-        group = self.parts.layout.spec.groups[lane]
-        size = self.parts.lane_group_nbytes(lane)
-        open_size = self.parts.lane_open_token_nbytes(lane)
-        held_from = self.hot.lanes[lane].first_group if self.hot is not None and residency is Residency.HOT else 0
-        shared = self._shared_blocks()
-        infos: list[BlockInfo] = []
-        for start in range(0, n_tokens, BLOCK_TOKENS):
-            n = min(BLOCK_TOKENS, n_tokens - start)
-            groups, n_open = n // GROUP, n % GROUP
-            new = start + n > self.new_from
-            where = residency
-            if residency is Residency.HOT and group.window is not None and start // GROUP + BLOCK_GROUPS <= held_from:
-                where = Residency.WARM
-            is_shared = start // BLOCK_TOKENS in shared
-            index = len(infos)
-            if groups:
-                kind = "sealed" if groups == BLOCK_GROUPS else "tail"
-                infos.append(BlockInfo(index, start, groups * GROUP, kind, where, is_shared, new, groups * size))
-            if n_open:
-                at = start + groups * GROUP
-                infos.append(BlockInfo(len(infos), at, n_open, "open", where, is_shared, new, n_open * open_size))
-        return tuple(infos)
-
-    def _shared_blocks(self) -> set[int]:
-        ids = self.head_tokens()
-        if not len(ids):
-            return set()
-        found = self.store.find(self.parts.realm, ids)
-        return {block.start // BLOCK_TOKENS for block in found.blocks if self.store.shared(block.id)}
-
-    def block_map(self) -> BlockMap:
-        """Every group of layers with its blocks, and the text that lies in each."""
-        ids = self.head_tokens()
-        layers = tuple(
-            LayerBlocks(self.parts.lane_label(lane), len(group.layers), self.block_infos(lane))
-            for lane, group in enumerate(self.parts.layout.spec.groups)
-        )
-        texts = tuple(
-            self.parts.prompter.decode(ids[start : start + BLOCK_TOKENS].tolist())
-            for start in range(0, len(ids), BLOCK_TOKENS)
-        )
-        return BlockMap(self.name, self.parts.realm.codec, len(ids), layers, texts)
 
 
 def _whole_number(value: object) -> int | None:

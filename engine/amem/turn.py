@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from amem import why
+from amem.blocks import block_infos
 from amem.errors import ContextOverflow, MemoryBudgetError, StoreError
 from amem.kv.codec import GROUP
-from amem.kv.run import BLOCK_GROUPS
-from amem.kv.sequence import Buffers, SequenceState
+from amem.kv.sequence import SequenceState
 from amem.model.messages import same_json
 from amem.restoring import Restore
 from amem.results import Match, Reply, ReplyMetrics, Residency, Why
 from amem.run.request import Request
+from amem.saving import Saving, end_of
 from amem.session import AgentSession, History
-from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, SnapshotRecord, Tokens, TurnRecord
+from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, TurnRecord
 from amem.wish import Place, Wish
 
 
@@ -52,10 +49,7 @@ class TurnWork:
         self._reuse_hot = False
         self._match = Match.COLD
         self._residency = Residency.EMPTY
-        self._writes: list[Future[BlockRecord]] = []
-        self._loose: list[BlockRecord | SnapshotRecord] = []  # files that no commit has named yet
-        self._base: BlockRecord | None = None  # the last sealed block that this turn builds on
-        self._first_new_block = 0
+        self._saving = Saving(session)
         self._notes: list[str] = []
         self._written_before = 0
         self._place = Place(History(None, []), [], "", None)
@@ -183,8 +177,7 @@ class TurnWork:
         assert request.sequence is not None
         request.checkpoint = request.sequence.checkpoint()
         whole = [b for b in self._found.blocks if b.start + BLOCK_TOKENS <= self._found.n_block_tokens]
-        self._base = self._base_of_hot() if self._reuse_hot else whole[-1] if whole else None
-        self._first_new_block = _end(self._base) // BLOCK_TOKENS
+        self._saving.begin(self._base_of_hot() if self._reuse_hot else whole[-1] if whole else None)
 
     def answering(self, request: Request) -> None:  # noqa: ARG002  # of the protocol
         if self._parts.prefetch is not None:
@@ -194,47 +187,8 @@ class TurnWork:
 
     def progress(self, request: Request) -> None:
         """Hand blocks that became full to the writer, so that a long prefill is on disk before its commit."""
-        sequence = request.sequence
-        assert sequence is not None
-        n_full = sequence.n_groups // BLOCK_GROUPS
-        index = self._first_new_block + len(self._writes)
-        while index < n_full:
-            tensors = sequence.export_block(index * BLOCK_GROUPS, BLOCK_GROUPS)
-            ids = [*request.prompt_ids, *request.kept_ids][index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-            before = self._writes[-1] if self._writes else None
-            self._writes.append(self._parts.writer.submit(self._write_block, before, index, ids, tensors))
-            index += 1
-
-    def _drop_writes_from(self, position: int) -> None:
-        """Give up blocks that reach over a position from which other tokens were fed after they were full."""
-        n_same = max(position // BLOCK_TOKENS - self._first_new_block, 0)
-        if other := self._writes[n_same:]:
-            self._parts.writer.submit(self._discard, other, [])
-            self._writes = self._writes[:n_same]
-
-    def _write_block(
-        self, before: Future[BlockRecord] | None, index: int, token_ids: Sequence[int], tensors: Buffers
-    ) -> BlockRecord:
-        last = before.result() if before is not None else self._base
-        parent = last.id if last is not None else None
-        ids = np.asarray(token_ids, dtype=np.int32)
-        store, realm = self._session.store, self._parts.realm
-        stored = store.find(realm, self._wanted[: index * BLOCK_TOKENS] + list(token_ids)).blocks[index:]
-        if stored and stored[0].parent == parent and stored[0].sealed and self._same_bits(stored[0], tensors):
-            return stored[0]
-        return store.write_block(realm, parent, index * BLOCK_TOKENS, ids, tensors)
-
-    def _same_bits(self, record: BlockRecord | SnapshotRecord | None, tensors: Buffers) -> bool:
-        """Whether a stored record holds just these buffers; without a record, whether there are none."""
-        if record is None:
-            return not tensors
-        try:
-            stored = self._session.store.read(record)
-        except StoreError:
-            return False
-        return stored.keys() == tensors.keys() and all(
-            stored[name].tobytes() == tensors[name].tobytes() for name in stored
-        )
+        assert request.sequence is not None
+        self._saving.stream(request.sequence, [*request.prompt_ids, *request.kept_ids])
 
     def _base_of_hot(self) -> BlockRecord | None:
         """The last sealed block that is stored of the state in memory."""
@@ -244,7 +198,7 @@ class TurnWork:
 
     def _can_be_stored(self, hot: SequenceState) -> bool:
         """Whether a state in memory still has all that is not stored: a quota or a full disk may have left gaps."""
-        return all(lane.first_group <= _end(self._base_of_hot()) // GROUP for lane in hot.lanes)
+        return all(lane.first_group <= end_of(self._base_of_hot()) // GROUP for lane in hot.lanes)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -258,18 +212,21 @@ class TurnWork:
         if sequence.n_tokens != len(ids):
             raise RuntimeError(f"{sequence.n_tokens} tokens in K/V, {len(ids)} token ids: a fault in amem")
         if request.tail_ids:
-            self._drop_writes_from(len(ids) - len(request.tail_ids))
-        self.progress(request)
+            self._saving.drop_from(len(ids) - len(request.tail_ids))
+        self._saving.stream(sequence, ids)
         asked = why.Request(self._place, request.prompt_ids, self._caller.cell_id, self._match, request.n_reused)
         self._why = why.explain(session, asked)
         text = request.text.text
+        new, repeated = self._new_turn(request, text), self._repeated() if self._place.may_repeat else ()
         saved = True
         try:
-            turn = self._store(request, sequence, ids, text)
+            turn = self._saving.save(new, self._history, sequence, ids, repeated)
         except StoreError as error:
             saved = False
-            turn = self._keep_text(request, ids, text, error)
+            turn, note = self._saving.save_text(new, self._history, ids, error)
+            self._notes.append(note)
         if turn:
+            session.executions[turn] = self._caller.execution
             sequence.settle()
             session.adopt(sequence, turn)
         else:
@@ -342,37 +299,6 @@ class TurnWork:
             return self._reply(request, turn.reply, known.token_ids[len(delta) :].tolist(), turn.id, True, 0.0)
         return None
 
-    def _store(self, request: Request, sequence: SequenceState, ids: list[int], text: str) -> int:
-        """Write what is not yet on disk, then the turn; gives its id."""
-        store, realm = self._session.store, self._parts.realm
-        n_full = sequence.n_groups // BLOCK_GROUPS
-        blocks = [write.result() for write in self._writes[: n_full - self._first_new_block]]
-        last = blocks[-1].id if blocks else self._base.id if self._base is not None else None
-        start, n_tail = n_full * BLOCK_TOKENS, sequence.n_groups % BLOCK_GROUPS
-        tail_ids = np.asarray(ids[start : start + n_tail * GROUP], dtype=np.int32)
-        groups = sequence.export_block(n_full * BLOCK_GROUPS, n_tail) if n_tail else {}
-        open_group = sequence.export_snapshot()
-        own_ids = np.asarray(ids[len(self._history.token_ids) :], dtype=np.int32)
-        turn = self._same_turn(text, own_ids, last, groups, open_group)
-        if turn is not None:
-            store.set_head(turn)
-            self._session.executions[turn] = self._caller.execution
-            return turn
-        tail = snapshot = None
-        if groups:
-            tail = store.write_block(realm, last, start, tail_ids, groups)
-            self._loose.append(tail)
-        if open_group:
-            snapshot = store.write_snapshot(realm, len(ids), len(ids) % GROUP, open_group)
-            self._loose.append(snapshot)
-        self._realize()
-        new = self._new_turn(request, text)
-        turn = store.commit(
-            new, realm, own_ids, len(ids), blocks=blocks, tail=tail, snapshot=snapshot, last_block=last
-        ).id
-        self._session.executions[turn] = self._caller.execution
-        return turn
-
     def _new_turn(self, request: Request, text: str) -> NewTurn:
         return NewTurn(
             self._history.parent,
@@ -385,52 +311,6 @@ class TurnWork:
             self._caller.execution,
         )
 
-    def _keep_text(self, request: Request, ids: list[int], text: str, error: StoreError) -> int:
-        """Save a turn without its blocks, which found no room, or remember it in this process; its id, or 0.
-
-        What of its state is not stored is stored with a later turn as long as it is in memory, and else computed again.
-        """
-        store, realm = self._session.store, self._parts.realm
-        self._parts.writer.submit(self._discard, self._writes, self._loose)  # after the writes that are under way
-        self._writes, self._loose = [], []
-        turn, last = self._new_turn(request, text), self._base.id if self._base is not None else None
-        # all ids of the history, if the turns before it have none for this model
-        own_ids = np.asarray(ids if self._history.rendered else ids[len(self._history.token_ids) :], dtype=np.int32)
-        with contextlib.suppress(StoreError):
-            saved = store.commit(turn, realm, own_ids, len(ids), last_block=last)
-            self._notes.append(
-                f"The text of this turn is saved, its attention state is not saved: {error}. It is saved with a later "
-                "turn once there is room, and computed again if it leaves memory before."
-            )
-            return saved.id
-        with contextlib.suppress(StoreError):
-            held = store.hold(turn, realm, own_ids, len(ids), last_block=last)
-            self._notes.append(
-                f"This turn is not saved: {error}. The agent remembers it until this process ends, and saves it with a "
-                "later turn once there is room."
-            )
-            return held.id
-        self._notes.append(f"This turn is not saved, and the agent will not remember it: {error}")
-        return 0
-
-    def _same_turn(
-        self, text: str, own_ids: Tokens, last: str | None, groups: Buffers, open_group: Buffers
-    ) -> int | None:
-        """The turn that this cell or client made here before, if it is the same to the last bit."""
-        store, realm = self._session.store, self._parts.realm
-        for turn in self._repeated() if self._place.may_repeat else ():
-            known = store.realization(turn.id, realm)
-            if (
-                known is not None
-                and turn.reply == text
-                and np.array_equal(known.token_ids, own_ids)
-                and known.last_block == last
-                and self._same_bits(store.block(known.tail), groups)
-                and self._same_bits(store.snapshot(known.snapshot), open_group)
-            ):
-                return turn.id
-        return None
-
     def _repeated(self) -> list[TurnRecord]:
         """Turns that this cell or client made at this place, with this prompt and these settings; the newest last."""
         turns, place = self._session.store.turns(), self._place
@@ -441,16 +321,6 @@ class TurnWork:
             and _same_settings(turn.settings, self._settings)
         ]
 
-    def _realize(self) -> None:
-        """Record the ids of turns that were rendered from text for this model; their blocks are the new turn's."""
-        n_tokens = len(self._history.token_ids) - sum(len(own) for _, own in self._history.rendered)
-        for turn, own in self._history.rendered:
-            n_tokens += len(own)
-            own_ids = np.asarray(own, dtype=np.int32)
-            self._session.store.realize(
-                turn, self._parts.realm, own_ids, n_tokens, blocks=(), tail=None, snapshot=None, last_block=None
-            )
-
     def abort(self, request: Request) -> None:
         """Leave the agent as it was; without it, if this request made it."""
         self._drop(request)
@@ -459,7 +329,7 @@ class TurnWork:
 
     def _drop(self, request: Request) -> None:
         """Leave no trace of the request, in memory or on disk."""
-        self._parts.writer.submit(self._discard, self._writes, self._loose)  # after the writes that are under way
+        self._saving.discard()
         session, sequence = self._session, request.sequence
         request.sequence = None
         if self._restore is not None:
@@ -472,11 +342,6 @@ class TurnWork:
             sequence.settle()
         else:
             session.evict()
-
-    def _discard(self, writes: Sequence[Future[BlockRecord]], loose: Sequence[BlockRecord | SnapshotRecord]) -> None:
-        written = [write.result() for write in writes if write.exception() is None]
-        with contextlib.suppress(StoreError):  # closed meanwhile: it is swept then
-            self._session.store.discard([*written, *loose])
 
     def _metrics(self, request: Request, saved: bool, commit_ms: float) -> ReplyMetrics:
         marks, session, parts = request.marks, self._session, self._parts
@@ -507,7 +372,7 @@ class TurnWork:
             disk_bytes=session.store.nbytes,
             bytes_written=parts.store.bytes_written - self._written_before,
             saved=saved,
-            blocks=session.block_infos(),
+            blocks=block_infos(session),
             notes=(*session.notes, *self._notes),
             recompute_ms=again * 1e3 if again is not None else None,
             saved_ms=again * 1e3 - (restore_ms if request.n_reused else 0.0) if again is not None else None,
@@ -522,8 +387,3 @@ def _same_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         and same_json(one.get("tools"), other.get("tools"), ordered=True)
         and same_json(one.get("messages"), other.get("messages"))
     )
-
-
-def _end(block: BlockRecord | None) -> int:
-    """The position after a block's last token; 0 without a block."""
-    return block.start + len(block.token_ids) if block is not None else 0

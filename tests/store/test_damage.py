@@ -1,8 +1,10 @@
 """Files that rot, shrink or vanish."""
 
+import contextlib
 import os
 import random
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -242,6 +244,48 @@ def test_every_flipped_bit_of_a_database_is_harmless(saved, root):
         saved.mkdir()
         for name, data in files.items():
             (saved / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE state SET value = '1' WHERE key = 'head'",
+        "UPDATE state SET key = 'hEad' WHERE key = 'head'",
+        "UPDATE state SET value = '10' WHERE key = 'transcript_nbytes'",
+        "UPDATE meta SET value = 'You plot.'",
+        "UPDATE meta SET key = 'cystem'",
+        "UPDATE turns SET reply = 'three' WHERE id = 2",
+        "UPDATE realizations SET last_block = 1 WHERE turn = 2",
+        "UPDATE realizations SET tail = 3 WHERE turn = 2",
+        "UPDATE realizations SET snapshot = 1 WHERE turn = 2",
+        "UPDATE realizations SET n_tokens = 901 WHERE turn = 2",
+        "UPDATE blocks SET start = 512 WHERE seq = 2",
+        "UPDATE blocks SET chain = zeroblob(16) WHERE seq = 2",
+        "UPDATE blocks SET parent = NULL WHERE seq = 2",
+        "UPDATE blocks SET token_ids = zeroblob(1024) WHERE seq = 1",
+        "DELETE FROM prefixes WHERE block = 2",
+        "UPDATE prefixes SET chain = zeroblob(16) WHERE block = 4 AND chain = (SELECT chain FROM blocks WHERE seq = 4)",
+        "UPDATE snapshots SET position = 601 WHERE seq = 1",
+        "UPDATE snapshots SET chain = zeroblob(16) WHERE seq = 2",
+        "UPDATE snapshots SET open_hash = zeroblob(8) WHERE seq = 2",
+        "UPDATE snapshots SET open_ids = zeroblob(16) WHERE seq = 2",
+        "UPDATE snapshots SET block = NULL WHERE seq = 2",
+    ],
+)
+def test_a_changed_value_in_the_database_is_found_and_mended(saved, root, change):
+    """Each value by itself, in a database that SQLite finds sound: nothing of the agent is lost."""
+    with Store(root) as store:
+        before = store.open("planner", SPACE)
+        turns, meta = before.turns(), before.meta
+    with contextlib.closing(sqlite3.connect(saved / "agent.sqlite3", isolation_level=None)) as database:
+        assert database.execute(change).rowcount
+    with Store(root) as store:
+        assert verify(store).problems
+        assert verify(store, repair=True).clean
+        assert verify(store).problems == []
+        agent = store.open("planner", SPACE, create=False)
+        assert (turns, meta, 2) == (agent.turns(), agent.meta, agent.head)
+        assert check(agent, IDS) == 900
 
 
 def test_database_and_transcript_both_damaged(saved, root):

@@ -15,13 +15,25 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import binding
 
-from amem.kernels.vectors import address_of, dot_codes4, dot_codes8, dot_floats, pointer, put, single
+from amem.kernels.vectors import (
+    address_of,
+    dot_codes4,
+    dot_codes8,
+    dot_floats,
+    dots_codes4,
+    dots_codes8,
+    pointer,
+    put,
+    single,
+)
 
 SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a model has matrices
 #: Columns of the table: address of the float32 matrix (0: free), its rows and columns, bits of a code, addresses of the
 #: codes ``[rows, columns * bits / 32]`` and of the float16 scales and biases, one for each four words. The last row is
 #: no slot: it counts the products with packed weights and with float32 ones.
 COLUMNS = 7
+MOST_ROWS = 64  #: of a product that is computed here
+AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
 _LIBRARY, _TABLE = "amem_library_sgemm", "amem_packed_weights"
@@ -72,39 +84,66 @@ def _find(slots: Table, address: int) -> int:
 
 
 @_compiled
-def _row_times_packed(entry: Table, x: int, alpha: np.float32, beta: np.float32, out: int) -> None:
-    bits = entry[3]
+def _rows_times_packed(
+    entry: Table, n_rows: int, x: int, x_row: int, alpha: np.float32, beta: np.float32, out: int, out_row: int
+) -> None:
+    bits, columns = entry[3], entry[2]
     per_word = 32 // bits
-    n_words = entry[2] // per_word
-    turned = np.empty((per_word, n_words), np.float32)
-    sums = np.zeros(n_words, np.float32)
-    for w in range(n_words):
-        for j in range(per_word):
-            value = single(x + 4 * (per_word * w + j))
-            turned[j, w] = value
-            sums[w] += value
-    n_blocks, stride = n_words // BLOCK_WORDS, n_words * 4
+    n_words = columns // per_word
+    turned = np.zeros((n_rows, per_word + 1, n_words), np.float32)
+    for r in range(n_rows):
+        for w in range(n_words):
+            for j in range(per_word):
+                value = single(x + r * x_row + 4 * (per_word * w + j))
+                turned[r, j, w] = value
+                turned[r, per_word, w] += value
+    n_blocks, stride = n_words // BLOCK_WORDS, (per_word + 1) * n_words * 4
+    dots = np.empty(AT_ONCE, np.float32)
     for row in range(entry[1]):
         codes = entry[4] + row * n_words * 4
         scales, biases = entry[5] + row * n_words // 2, entry[6] + row * n_words // 2
-        if bits == 4:
-            dot = dot_codes4(codes, n_blocks, turned.ctypes.data, stride, sums.ctypes.data, scales, biases)
-        else:
-            dot = dot_codes8(codes, n_blocks, turned.ctypes.data, stride, sums.ctypes.data, scales, biases)
-        _finish(dot, alpha, beta, out + 4 * row)
+        r = 0
+        while r < n_rows:
+            at, found = turned.ctypes.data + r * stride, dots.ctypes.data
+            if r + AT_ONCE <= n_rows:
+                if bits == 4:
+                    dots_codes4(codes, n_blocks, at, stride, scales, biases, found)
+                else:
+                    dots_codes8(codes, n_blocks, at, stride, scales, biases, found)
+                n = AT_ONCE
+            else:
+                if bits == 4:
+                    dot_codes4(codes, n_blocks, at, stride, scales, biases, found)
+                else:
+                    dot_codes8(codes, n_blocks, at, stride, scales, biases, found)
+                n = 1
+            for i in range(n):
+                _finish(dots[i], alpha, beta, out + (r + i) * out_row + 4 * row)
+            r += n
 
 
 @_compiled
-def _row_times_floats(
-    matrix: int, rows: int, columns: int, stride: int, x: int, alpha: np.float32, beta: np.float32, out: int
+def _rows_times_floats(
+    matrix: int,
+    rows: int,
+    columns: int,
+    stride: int,
+    n_rows: int,
+    x: int,
+    x_row: int,
+    alpha: np.float32,
+    beta: np.float32,
+    out: int,
+    out_row: int,
 ) -> None:
     whole = columns // 32
     for row in range(rows):
         at = matrix + row * stride * 4
-        dot = dot_floats(at, x, whole)
-        for k in range(32 * whole, columns):
-            dot += single(at + 4 * k) * single(x + 4 * k)
-        _finish(dot, alpha, beta, out + 4 * row)
+        for r in range(n_rows):
+            dot = dot_floats(at, x + r * x_row, whole)
+            for k in range(32 * whole, columns):
+                dot += single(at + 4 * k) * single(x + r * x_row + 4 * k)
+            _finish(dot, alpha, beta, out + r * out_row + 4 * row)
 
 
 @_compiled
@@ -122,16 +161,16 @@ def compiled_sgemm(library: int) -> int:
 
     @nb.cfunc(_SGEMM, nopython=True, cache=True, error_model="numpy")
     def sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        if m != 1 or order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
+        if m > MOST_ROWS or order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
             _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
             return
         slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
         at = _find(slots, b)
         if at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k:
             slots[SLOTS, 0] += 1
-            _row_times_packed(slots[at], a, alpha, beta, c)
+            _rows_times_packed(slots[at], m, a, 4 * lda, alpha, beta, c, 4 * ldc)
         else:
             slots[SLOTS, 1] += 1
-            _row_times_floats(b, n, k, ldb, a, alpha, beta, c)
+            _rows_times_floats(b, n, k, ldb, m, a, 4 * lda, alpha, beta, c, 4 * ldc)
 
     return int(sgemm.address)

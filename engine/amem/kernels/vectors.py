@@ -179,7 +179,7 @@ def _sum(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, ir.Constant(_INT, 0))
 
 
-def _dot_codes(bits: int) -> Any:
+def _dot_codes(bits: int, n_rows: int) -> Any:
     per_word = 32 // bits
     ints, pair = ir.VectorType(_INT, _LANES), ir.VectorType(_HALF, 2)
     spread = ir.Constant(ir.VectorType(_INT, _LANES), [0] * 4 + [1] * 4)
@@ -189,37 +189,48 @@ def _dot_codes(bits: int) -> Any:
         both = builder.fpext(both, ir.VectorType(_FLOAT, 2))
         return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), spread)
 
-    def typed(_typing: Any, _words: Any, _n: Any, _x: Any, _stride: Any, _sums: Any, _scales: Any, _biases: Any) -> Any:
+    def typed(_typing: Any, _words: Any, _n: Any, _x: Any, _row: Any, _scales: Any, _biases: Any, _out: Any) -> Any:
         def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            words, n_blocks, x, stride, sums, scales, biases = args
-            total = cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, None))
+            words, n_blocks, x, row, scales, biases, out = args
+            stride = builder.mul(n_blocks, n_blocks.type(4 * _LANES))
+            totals = [cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, None)) for _ in range(n_rows)]
+            rows = [builder.add(x, builder.mul(row, row.type(r))) for r in range(n_rows)]
             with cgutils.for_range(builder, n_blocks) as loop:
                 block = loop.index
                 at = builder.mul(block, block.type(4 * _LANES))
                 codes = builder.load(_at(builder, words, ints, at), align=4)
-                dot = ir.Constant(_FLOATS, None)
+                dots = [ir.Constant(_FLOATS, None)] * n_rows
                 for j in range(per_word):
                     code = builder.lshr(codes, ir.Constant(ints, [bits * j] * _LANES))
-                    code = builder.and_(code, ir.Constant(ints, [(1 << bits) - 1] * _LANES))
+                    code = builder.sitofp(builder.and_(code, ir.Constant(ints, [(1 << bits) - 1] * _LANES)), _FLOATS)
                     offset = builder.add(at, builder.mul(stride, stride.type(j)))
-                    factor = builder.load(_at(builder, x, _FLOATS, offset), align=4)
-                    dot = _fma(builder, builder.sitofp(code, _FLOATS), factor, dot)
-                sum_at = builder.load(_at(builder, sums, _FLOATS, at), align=4)
-                part = _fma(builder, sum_at, factors(builder, biases, block), builder.load(total))
-                builder.store(_fma(builder, dot, factors(builder, scales, block), part), total)
-            return _sum(builder, builder.load(total))
+                    for r, address in enumerate(rows):
+                        factor = builder.load(_at(builder, address, _FLOATS, offset), align=4)
+                        dots[r] = _fma(builder, code, factor, dots[r])
+                scale, bias = factors(builder, scales, block), factors(builder, biases, block)
+                offset = builder.add(at, builder.mul(stride, stride.type(per_word)))
+                for r, (address, total) in enumerate(zip(rows, totals, strict=True)):
+                    sum_at = builder.load(_at(builder, address, _FLOATS, offset), align=4)
+                    part = _fma(builder, sum_at, bias, builder.load(total))
+                    builder.store(_fma(builder, dots[r], scale, part), total)
+            for r, total in enumerate(totals):
+                builder.store(_sum(builder, builder.load(total)), _at(builder, out, _FLOAT, 4 * r), align=4)
+            return ir.Constant(ir.IntType(1), 1)
 
         i8 = types.int64
-        return types.float32(i8, i8, i8, i8, i8, i8, i8), lower
+        return types.boolean(i8, i8, i8, i8, i8, i8, i8), lower
 
     return intrinsic(typed)
 
 
-#: The product of a row of codes with x: for each word w with codes n_j, ``sum_j (n_j scale + bias) x[j, w]``.
-#: Arguments: address of the words, how many times 8 they are, address of x, bytes from one of its j to the next,
-#: addresses of the sums ``sum_j x[j, w]`` and of float16 scales and biases, one for four words each.
-dot_codes4 = _dot_codes(4)
-dot_codes8 = _dot_codes(8)
+#: The products of a row of codes with one x, or with four, each the same as alone: for each word w with codes n_j,
+#: ``sum_j (n_j scale + bias) x[j, w]``. Arguments: address of the words, how many times 8 they are, address of x
+#: ``[j + 1, w]`` of which the last row has the sums ``sum_j x[j, w]``, bytes from one x to the next, addresses of
+#: float16 scales and biases, one for four words each, and of the products.
+dot_codes4 = _dot_codes(4, 1)
+dot_codes8 = _dot_codes(8, 1)
+dots_codes4 = _dot_codes(4, 4)
+dots_codes8 = _dot_codes(8, 4)
 
 
 @intrinsic

@@ -387,14 +387,11 @@ class AgentStore:
     def repair(self) -> None:
         """Set aside what is damaged, and make database and transcript sound again. ``Store.reports`` names what was."""
         with self._lock, files.explained(f"repair agent {self.name!r}", self.root), self._aside():
-            if self._database.problems():
+            if self._database.problems() or opening.contradictions(self._database):
                 self._files.remove(list(self._files.pending))
                 self._database.close()
-                self._database = opening.open_database(self.root, self._label, self._ledger)
+                self._database = opening.open_database(self.root, self._label, self._ledger, thorough=True)
             tree = self._database.tree
-            with self._database.transaction():
-                gone = tree.remove(tree.broken_blocks())
-            self._files.remove(gone)
             for record in tree.records():
                 if tree.knows(record.id):  # it may have depended on one that was set aside a moment ago
                     with contextlib.suppress(CorruptState):

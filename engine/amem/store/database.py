@@ -14,9 +14,9 @@ from typing import Any
 import xxhash
 
 from amem.errors import InputError, UnknownTurn
-from amem.store import schema
+from amem.store import hashes, schema
 from amem.store.fileformat import tokens_from_bytes, tokens_to_bytes
-from amem.store.records import NewTurn, Realization, Realm, Tokens, TurnRecord
+from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, NewTurn, Realization, Realm, Tokens, TurnRecord
 from amem.store.tree import Tree
 
 DATABASE = "agent.sqlite3"
@@ -104,6 +104,10 @@ class Database:
             if found:
                 return [f"the database is damaged ({found[0]})"]
             self.tree.records()
+            for table in ("state", "meta"):
+                for *row, total in self._connection.execute(f"SELECT key, value, sum FROM {table}"):
+                    if total != _sum(tuple(row)):
+                        return [f"a value of the agent ({row[0]}) does not match its checksum in the database"]
             bad = [str(row[0]) for row in self._rows() if row[-1] != _sum(row[:-1])]
             query = (
                 "SELECT turn, fingerprint, codec, token_ids, n_tokens, sum FROM realizations"
@@ -126,7 +130,7 @@ class Database:
 
     def set_state(self, key: str, value: str | None) -> None:
         """Set a value of the agent's own state."""
-        self._connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
+        self._connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (key, value, _sum((key, value))))
 
     def meta(self) -> dict[str, str]:
         """The small texts about the agent."""
@@ -137,7 +141,7 @@ class Database:
         if value is None:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, _sum((key, value))))
 
     # -- realms
 
@@ -247,6 +251,26 @@ class Database:
         )
         links = (value.last_block, value.tail, value.snapshot)
         self._connection.execute(query, (value.turn, self.add_realm(value.realm), data, value.n_tokens, *links, total))
+
+    def broken_links(self) -> list[str]:
+        """Turns whose blocks or snapshot are not of their tokens, by number and realm."""
+        bad = []
+        for turn in self.turns():
+            for realm in self.realized_in(turn):
+                known, ids = self.realization(turn, realm), self.path_tokens(turn, realm)
+                if known is None or ids is None:
+                    continue
+                whole = len(ids) // BLOCK_TOKENS * BLOCK_TOKENS if known.tail or known.snapshot else None
+                links = ((known.last_block, whole), (known.tail, len(ids) // GROUP_TOKENS * GROUP_TOKENS))
+                for block, expected in links:
+                    chain, end = (block and self.tree.chain_of(block)) or (hashes.EMPTY, 0)
+                    own = hashes.chain(hashes.EMPTY, ids[:end])
+                    if (block and expected not in {None, end}) or chain != (own[-1] if own else hashes.EMPTY):
+                        bad.append(f"turn {turn} names a block of other tokens")
+                snapshot = self.tree.snapshot(known.snapshot) if known.snapshot else None
+                if snapshot is not None and snapshot.position != len(ids):
+                    bad.append(f"turn {turn} names a snapshot of another place")
+        return bad
 
     def path_tokens(self, turn: int, realm: Realm, at_least: int | None = None) -> Tokens | None:
         """The ids of the whole history at a turn's end, or the last of them (``at_least`` so many if there are).

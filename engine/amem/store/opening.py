@@ -16,9 +16,15 @@ from amem.store.payload import DamagedError
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def open_database(folder: Path, label: Label, ledger: Ledger) -> Database:
-    """The agent's database, sound and at one with its folder. The ledger's reports tell what had to be repaired."""
+def open_database(folder: Path, label: Label, ledger: Ledger, *, thorough: bool = False) -> Database:
+    """The agent's database, sound and at one with its folder. The ledger's reports tell what had to be repaired.
+
+    ``thorough``: its rows are compared with one another, too, which takes longer the more there is.
+    """
     database, problems = try_open(folder)
+    if database is not None and thorough and (problems := contradictions(database)):
+        database.close()
+        database = None
     salvaged = database is None
     if database is None:
         lost = salvage(folder)
@@ -32,6 +38,16 @@ def open_database(folder: Path, label: Label, ledger: Ledger) -> Database:
         database.close()
         raise
     return database
+
+
+def contradictions(database: Database) -> list[str]:
+    """Rows of the database, each sound by itself, that contradict one another, in plain sentences."""
+    tree = database.tree
+    return [
+        *(f"block {name} contradicts the blocks before it" for name in tree.broken_blocks()),
+        *(f"snapshot {name} contradicts its blocks" for name in tree.broken_snapshots()),
+        *database.broken_links(),
+    ]
 
 
 def try_open(folder: Path) -> tuple[Database | None, list[str]]:

@@ -12,8 +12,8 @@ from amem.store.names import check_format
 
 AGENT = """
 -- The head, and how much of the transcript is committed.
-CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT, sum TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, sum TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE realms (
     id INTEGER PRIMARY KEY,
     fingerprint TEXT NOT NULL,

@@ -187,6 +187,21 @@ class Tree:
             chains[seq] = (chain, start + len(data) // 4, realm)
         return bad
 
+    def broken_snapshots(self) -> list[str]:
+        """Snapshots whose position, hashes or open group contradict their blocks."""
+        bad = []
+        query = (
+            "SELECT s.id, s.realm, s.position, s.n_open, s.chain, s.open_hash, s.open_ids, s.block, b.realm, b.chain,"
+            " b.start + length(b.token_ids) / 4 FROM snapshots s LEFT JOIN blocks b ON b.seq = s.block"
+        )
+        for name, realm, position, n_open, chain, open_hash, data, block, *of_block in self._connection.execute(query):
+            open_ids = tokens_from_bytes(data)
+            expected = of_block if block is not None else [realm, hashes.EMPTY, 0]
+            own = [realm, chain, position - n_open]
+            if own != expected or len(open_ids) != n_open or open_hash != hashes.open_group(open_ids):
+                bad.append(name)
+        return bad
+
     # -- search
 
     def find(self, realm: int, token_ids: Tokens, preferred: Sequence[int], *, exact: bool = False) -> Found:

@@ -92,7 +92,7 @@ def _check(store: Store, key: str, count: _Count) -> list[str]:
 
 def _inspect(folder: Path, label: Label, database: Database, count: _Count) -> list[str]:
     tree = database.tree
-    problems = [f"block {name} contradicts the blocks before it" for name in tree.broken_blocks()]
+    problems = opening.contradictions(database)
     block_files = BlockFiles(folder, Ledger(folder, None))
     for record in tree.records():
         kind = "block" if isinstance(record, BlockRecord) else "snapshot"
