@@ -108,8 +108,8 @@ class Engine:
             if progress is not None:
                 progress(sentence)
 
-        opening = self._owner.submit(
-            lambda: open_parts(
+        def load() -> Opened:
+            opened = open_parts(
                 name,
                 root,
                 budget=budget,
@@ -124,13 +124,20 @@ class Engine:
                 prefetch=prefetch,
                 progress=tell,
             )
-        )
+            if given_up.is_set():
+                opened.discard()
+                raise Cancelled("the loading was interrupted.")
+            return opened
+
+        opening: Future[Opened] | None = None
         try:
-            self._opened: Opened = opening.result()
+            opening = self._owner.submit(load)
+            self._opened = opening.result()
         except BaseException:
             given_up.set()  # an interrupt does not wait for the load, which ends at its next step
-            opening.add_done_callback(_let_go)
-            self._owner.close(wait=opening.done())
+            if opening is not None:
+                opening.add_done_callback(_let_go)
+            self._owner.close(wait=opening is not None and opening.done())
             readers.shutdown()
             writer.shutdown()
             raise
@@ -513,8 +520,7 @@ class Engine:
 def _let_go(opening: Future[Opened]) -> None:
     """Close what was opened for nobody; called in the owner thread if the load is still going on."""
     if opening.exception() is None:
-        opening.result().parts.store.close()
-        opening.result().finish()
+        opening.result().discard()
 
 
 def _check_options(max_batch: int, prefill_chunk: int | None, step_ms: float, io_threads: int) -> None:

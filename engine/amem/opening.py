@@ -45,6 +45,11 @@ class Opened:
     warnings: tuple[str, ...]
     codec_choice: str  #: what "auto" measured, or ""
 
+    def discard(self) -> None:
+        """Close what nobody will use."""
+        self.parts.store.close()
+        self.finish()
+
     def finish(self) -> None:
         """Let go of the owner thread's MLX streams, in that thread."""
         self.parts.scheduler.rate.save()
