@@ -1,4 +1,4 @@
-"""Products of a single row, computed by the kernel and from packed weights."""
+"""Products of a few rows, computed by the kernel and from packed weights."""
 
 from __future__ import annotations
 
@@ -80,13 +80,14 @@ def in_float64(model, x):
     groups=st.integers(1, 5),
     group_size=st.sampled_from([32, 64, 128]),
     bits=st.sampled_from([4, 8]),
+    n=st.integers(1, 7),
     seed=st.integers(0, 100),
 )
-def test_packed_products_agree_with_float64(products, rows, groups, group_size, bits, seed):
+def test_packed_products_agree_with_float64(products, rows, groups, group_size, bits, n, seed):
     """Codes, scales and biases of any layout that is entered give the product of the matrix that they stand for."""
     model = quantized(rows, 64 * groups * group_size // 32, group_size, bits, seed)
     n_entered = widened(model, products)
-    x = mx.random.normal((1, 1, model.linear.weight.shape[1]))
+    x = mx.random.normal((1, n, model.linear.weight.shape[1]))
     before = counts(products)
     found = model(x)
     mx.eval(found)
@@ -97,26 +98,48 @@ def test_packed_products_agree_with_float64(products, rows, groups, group_size, 
 
 
 @settings(deadline=None, max_examples=25)
-@given(rows=st.integers(1, 70), columns=st.integers(1, 200), seed=st.integers(0, 100))
-def test_float_products_agree_with_float64(products, rows, columns, seed):
+@given(rows=st.integers(1, 70), columns=st.integers(1, 200), n=st.integers(1, 4), seed=st.integers(0, 100))
+def test_float_products_agree_with_float64(products, rows, columns, n, seed):
     """A matrix that is not packed, of any shape."""
     rng = np.random.default_rng(seed)
-    x, matrix = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, columns), (rows, columns)))
+    x, matrix = (rng.standard_normal(shape).astype(np.float32) for shape in ((n, columns), (rows, columns)))
     got = np.array(mx.array(x) @ mx.array(matrix).T)
     wanted = x.astype(np.float64) @ matrix.astype(np.float64).T
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
-def test_several_rows_go_to_the_library(products):
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
+def test_a_few_rows_are_each_what_they_are_alone(products, n, bits):
+    """A batch changes no bit of its products, with packed weights and with others."""
+    model = quantized(bits=bits)
+    x = mx.random.normal((n, 1, 256))
+    for n_packed in (2, 0):
+        if n_packed:
+            assert n_packed == widened(model, products)
+        else:
+            model = Layers(96, 250)
+            x = x[:, :, :250]
+        before = counts(products)
+        together = [np.array(y) for y in model(x)]
+        if n_packed:
+            assert [before[0] + n_packed, before[1]] == counts(products)
+        for row in range(n):
+            for one, all_rows in zip(model(x[row : row + 1]), together, strict=True):
+                if n_packed or n <= products.MOST_FLOATS:
+                    assert np.array_equal(np.array(one)[0], all_rows[row])
+
+
+def test_many_rows_go_to_the_library(products):
     """A prompt's products are not touched, and agree with the single rows up to rounding."""
     model = quantized()
     widened(model, products)
-    x = mx.random.normal((1, 5, 256))
+    x = mx.random.normal((1, products.MOST_PACKED + 1, 256))
     before = counts(products)
     together = model(x)
     mx.eval(together)
     assert before == counts(products)
-    for row in range(5):
+    for row in range(x.shape[1]):
         for one, all_rows in zip(model(x[:, row : row + 1]), together, strict=True):
             np.testing.assert_allclose(np.array(one[0, 0]), np.array(all_rows[0, row]), rtol=1e-3, atol=1e-4)
 

@@ -1,9 +1,10 @@
-"""One row times a matrix of weights, for the row of a decode step: in float32, or straight from packed weights.
+"""A few rows times a matrix of weights, those of a decode step: in float32, or straight from packed weights.
 
 MLX calls ``cblas_sgemm`` for such a product, which OpenBLAS computes at a fraction of the memory's rate. A function
-that is compiled here takes its place: it computes a row times a transposed matrix, and hands anything else on to the
-library. A matrix that is in the table of packed weights is not read at all, only its packed form: a fifth of the bytes
-or less. What is summed is the same up to rounding, in an order that is fixed for each output.
+that is compiled here takes its place: it computes up to seven rows times a transposed matrix, each as it would be
+alone, and hands anything else on to the library. A matrix that is in the table of packed weights is not read at all,
+only its packed form: a fifth of the bytes or less. What is summed is the same up to rounding, in an order that is fixed
+for each output.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a mod
 #: codes ``[rows, columns * bits / 32]`` and of the float16 scales and biases, one for each four words. The last row is
 #: no slot: it counts the products with packed weights and with float32 ones.
 COLUMNS = 7
-MOST_ROWS = 64  #: of a product that is computed here
+#: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores.
+MOST_PACKED, MOST_FLOATS = 7, 4
 AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
@@ -90,7 +92,8 @@ def _rows_times_packed(
     bits, columns = entry[3], entry[2]
     per_word = 32 // bits
     n_words = columns // per_word
-    turned = np.zeros((n_rows, per_word + 1, n_words), np.float32)
+    at_once = 1 if n_rows == 1 else AT_ONCE
+    turned = np.zeros(((n_rows + at_once - 1) // at_once * at_once, per_word + 1, n_words), np.float32)
     for r in range(n_rows):
         for w in range(n_words):
             for j in range(per_word):
@@ -99,27 +102,23 @@ def _rows_times_packed(
                 turned[r, per_word, w] += value
     n_blocks, stride = n_words // BLOCK_WORDS, (per_word + 1) * n_words * 4
     dots = np.empty(AT_ONCE, np.float32)
+    found = dots.ctypes.data
     for row in range(entry[1]):
         codes = entry[4] + row * n_words * 4
         scales, biases = entry[5] + row * n_words // 2, entry[6] + row * n_words // 2
-        r = 0
-        while r < n_rows:
-            at, found = turned.ctypes.data + r * stride, dots.ctypes.data
-            if r + AT_ONCE <= n_rows:
-                if bits == 4:
-                    dots_codes4(codes, n_blocks, at, stride, scales, biases, found)
-                else:
-                    dots_codes8(codes, n_blocks, at, stride, scales, biases, found)
-                n = AT_ONCE
-            else:
-                if bits == 4:
+        for r in range(0, n_rows, at_once):
+            at = turned.ctypes.data + r * stride
+            if bits == 4:
+                if at_once == 1:
                     dot_codes4(codes, n_blocks, at, stride, scales, biases, found)
                 else:
-                    dot_codes8(codes, n_blocks, at, stride, scales, biases, found)
-                n = 1
-            for i in range(n):
+                    dots_codes4(codes, n_blocks, at, stride, scales, biases, found)
+            elif at_once == 1:
+                dot_codes8(codes, n_blocks, at, stride, scales, biases, found)
+            else:
+                dots_codes8(codes, n_blocks, at, stride, scales, biases, found)
+            for i in range(min(at_once, n_rows - r)):
                 _finish(dots[i], alpha, beta, out + (r + i) * out_row + 4 * row)
-            r += n
 
 
 @_compiled
@@ -152,7 +151,7 @@ def _finish(dot: np.float32, alpha: np.float32, beta: np.float32, out: int) -> N
 
 
 def compiled_sgemm(library: int) -> int:
-    """Address of a ``cblas_sgemm`` that computes single rows here, and hands the rest to the one at an address.
+    """Address of a ``cblas_sgemm`` that computes a few rows here, and hands the rest to the one at an address.
 
     The first time on a machine it is compiled. One for each process: another ``library`` later changes nothing.
     """
@@ -161,16 +160,17 @@ def compiled_sgemm(library: int) -> int:
 
     @nb.cfunc(_SGEMM, nopython=True, cache=True, error_model="numpy")
     def sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        if m > MOST_ROWS or order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
-            _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
-            return
-        slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
-        at = _find(slots, b)
-        if at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k:
-            slots[SLOTS, 0] += 1
-            _rows_times_packed(slots[at], m, a, 4 * lda, alpha, beta, c, 4 * ldc)
-        else:
-            slots[SLOTS, 1] += 1
-            _rows_times_floats(b, n, k, ldb, m, a, 4 * lda, alpha, beta, c, 4 * ldc)
+        if m <= MOST_PACKED and order == _ROW_MAJOR and trans_a == _NO_TRANSPOSE and trans_b == _TRANSPOSE:
+            slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+            at = _find(slots, b)
+            if at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k:
+                slots[SLOTS, 0] += 1
+                _rows_times_packed(slots[at], m, a, 4 * lda, alpha, beta, c, 4 * ldc)
+                return
+            if m <= MOST_FLOATS:
+                slots[SLOTS, 1] += 1
+                _rows_times_floats(b, n, k, ldb, m, a, 4 * lda, alpha, beta, c, 4 * ldc)
+                return
+        _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
 
     return int(sgemm.address)

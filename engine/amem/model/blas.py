@@ -77,7 +77,7 @@ def send_rows(address: int) -> None:
 
 
 def rows_sent() -> bool:
-    """Whether single rows are computed elsewhere than in the library."""
+    """Whether products of a few rows are computed elsewhere than in the library."""
     return bool(_rows_sent)
 
 

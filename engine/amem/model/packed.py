@@ -1,8 +1,8 @@
 """The weights of a quantized model as they were stored, beside the float32 ones that Linux's CPU computes with.
 
-Products with many rows go to BLAS and need float32. A decode step has one row: it then reads all weights for one token,
-and the stored form is a fifth of the bytes or less. Both are the same numbers, so this changes no result beyond the
-order of its sums.
+Products with many rows go to BLAS and need float32. A decode step has one row for each reply: it reads all weights for
+a token of each, and the stored form is a fifth of the bytes or less. Both are the same numbers, so this changes no
+result beyond the order of its sums.
 """
 
 from __future__ import annotations
