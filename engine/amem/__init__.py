@@ -6,6 +6,7 @@
 """
 
 from amem.agent import Agent
+from amem.capture import Capture, LayerCapture, capture_attention
 from amem.engine import Engine
 from amem.errors import (
     AgentLocked,
@@ -49,6 +50,7 @@ __all__ = [
     "BlockInfo",
     "BlockMap",
     "Cancelled",
+    "Capture",
     "ContextOverflow",
     "CorruptState",
     "Engine",
@@ -59,6 +61,7 @@ __all__ = [
     "InputError",
     "InterToken",
     "LayerBlocks",
+    "LayerCapture",
     "Match",
     "MemoryBudgetError",
     "ModelError",
@@ -74,4 +77,5 @@ __all__ = [
     "UnknownTurn",
     "UnsupportedModel",
     "Why",
+    "capture_attention",
 ]
