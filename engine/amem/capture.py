@@ -154,9 +154,15 @@ def _layer(slot: int, call: AttentionCall, n_tokens: int) -> LayerCapture:
 
     if not all(isinstance(array, mx.array) and array.ndim == 4 for array in (call.keys, call.values)):
         raise UnsupportedModel(f"the layer of cache slot {slot} keeps no plain keys and values.")
-    sinks = None if call.sinks is None else _floats(call.sinks)
-    arrays = (_floats(array[0]) for array in (call.queries, call.keys, call.values))
-    return LayerCapture(slot, *arrays, _mask(slot, call.mask, n_tokens), float(call.scale), sinks)
+    return LayerCapture(
+        slot,
+        queries=_floats(call.queries[0]),
+        keys=_floats(call.keys[0]),
+        values=_floats(call.values[0]),
+        mask=_mask(slot, call.mask, n_tokens),
+        scale=float(call.scale),
+        sinks=None if call.sinks is None else _floats(call.sinks),
+    )
 
 
 def _mask(slot: int, mask: Any, n_tokens: int) -> Bools:
