@@ -161,6 +161,68 @@ it; all requests together took {seconds[0] / 1e3:.0f} s and {seconds[1] / 1e3:.0
 """
 
 
+def _batch() -> str:
+    result = _result("batch")
+    rows = "\n".join(
+        f"| {row['agents']} | {one:.2f} s | {all_:.2f} s | {one / all_:.2f} |"
+        for row in result["rows"]
+        for one, all_ in [(row["median_seconds"]["one by one"], row["median_seconds"]["at once"])]
+    )
+    return f"""One message to N agents, {result["max_tokens"]} tokens of each reply: one after the other, and as one batch (`ask_all`), in turns in the
+same run (`benchmarks/results/batch.json`; medians of {len(result["rows"][0]["samples"]["at once"])}):
+
+| agents | one by one | at once | times faster |
+|---|---|---|---|
+{rows}
+"""
+
+
+def _overlap() -> str:
+    result = _result("overlap")
+    found: dict[tuple[int, str], dict[bool, Mapping[str, Any]]] = {}
+    for row in result["rows"]:
+        if row["scene"] == "turns":
+            found.setdefault((row["agents"], row["cache"]), {})[row["overlap"]] = row
+    rows = "\n".join(
+        f"| {agents} | {'in the page cache' if cache == 'page' else 'dropped from it'} | "
+        f"{off['restore_total_ms']:.0f} | {off['restore_seen_ms']:.0f} | {on['restore_total_ms']:.0f} | "
+        f"{on['restore_seen_ms']:.0f} |"
+        for (agents, cache), ways in found.items()
+        for off, on in [(ways[False], ways[True])]
+    )
+    beside = result["staggered"]["dropped"]
+    alone, crowded = beside["a_gaps_alone_ms"], beside["a_gaps_ms"]
+    return f"""N agents with {result["history_tokens"]} tokens each, all on disk, are asked one after the other, in an order in which they were asked
+before: with prefetch each one's restore happens while the one before it is answered. Milliseconds of all restores
+together, and what of them the callers saw (`benchmarks/results/overlap.json`):
+
+| agents | files | without: in all | seen | with prefetch: in all | seen |
+|---|---|---|---|---|---|
+{rows}
+
+While A decodes, B arrives with its state on disk: B's first token came after {beside["b_ttft_ms"]:.0f} ms, against {beside["b_ttft_alone_ms"]:.0f} ms alone. A's
+tokens came every {alone["p50"]:.0f} ms alone, at most {alone["max"]:.0f} ms apart; with B every {crowded["p50"]:.0f} ms, at most {crowded["max"]:.0f} ms.
+"""
+
+
+def _eviction() -> str:
+    result = _result("eviction")
+    policies = list(next(iter(result["workloads"].values()))["replays"][0]["hit_rates"])
+    rows = "\n".join(
+        f"| {name} | {replay['budget_share']:.0%} | {' | '.join(rates)} |"
+        for name, workload in result["workloads"].items()
+        for replay in workload["replays"]
+        for rates in [[f"{replay['hit_rates'][policy]:.0%}" for policy in policies]]
+    )
+    return f"""How often an agent that is asked is still in memory, replayed on what an engine really served; the budget as a share of
+what all agents together take (`benchmarks/results/eviction.json`). LRU is what amem does; Belady's optimum knows the future.
+
+| who is asked | budget | {" | ".join(policies)} |
+|---|---|{"---|" * len(policies)}
+{rows}
+"""
+
+
 _NAMES = {"paper": "the paper's Q4", "q4-affine": "`q4-affine`: the paper's, with the own group exact"}
 
 
@@ -265,7 +327,15 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "first session": _first_session,
         "fidelity in short": _fidelity_in_short,
     },
-    MEASUREMENTS: {"fidelity": _fidelity, "restores": _restores, "kills": _kills, "phases": _phases},
+    MEASUREMENTS: {
+        "fidelity": _fidelity,
+        "restores": _restores,
+        "overlap": _overlap,
+        "batch": _batch,
+        "eviction": _eviction,
+        "kills": _kills,
+        "phases": _phases,
+    },
 }
 
 

@@ -161,16 +161,16 @@ class Agent:
     @property
     def system(self) -> str | None:
         """The system text of the conversation."""
-        return self._engine.with_session(self.name, lambda session: session.system)
+        return self._engine.with_session(self.name, lambda session: session.tree.system)
 
     @property
     def turns(self) -> list[TurnInfo]:
         """The turns from the first to the head."""
-        return self._engine.with_session(self.name, lambda session: session.turn_infos(only_path=True))
+        return self._engine.with_session(self.name, lambda session: session.tree.infos(only_path=True))
 
     def tree(self) -> list[TurnInfo]:
         """All turns, those on other branches too."""
-        return self._engine.with_session(self.name, lambda session: session.turn_infos(only_path=False))
+        return self._engine.with_session(self.name, lambda session: session.tree.infos(only_path=False))
 
     def rewind(self, turns: int = 1, *, to: int | str | None = None) -> None:
         """Move the head back by some turns, or to a turn or named snapshot that it came by.
@@ -182,7 +182,7 @@ class Agent:
             InputError: there are fewer turns than that.
             UnknownTurn: the head did not come by that turn.
         """
-        self._engine.with_idle_session(self.name, lambda session: session.rewind(turns, to))
+        self._engine.with_idle_session(self.name, lambda session: session.checkout(session.tree.before(turns, to)))
 
     def checkout(self, turn: int | str) -> None:
         """Move the head to any turn of the tree, by its number or by a named snapshot's name.
@@ -191,7 +191,7 @@ class Agent:
         ------
             UnknownTurn: there is no such turn.
         """
-        self._engine.with_idle_session(self.name, lambda session: session.checkout(turn))
+        self._engine.with_idle_session(self.name, lambda session: session.checkout(session.tree.turn_of(turn)))
 
     def snapshot(self, name: str, *, at: int | None = None) -> int:
         """Name the turn at which the agent stands, or another, for `checkout`, `rewind` and `fork`; gives the turn.
@@ -201,12 +201,12 @@ class Agent:
             InputError: the name is not possible or another turn's, or there is no turn yet.
             UnknownTurn: there is no such turn.
         """
-        return self._engine.with_session(self.name, lambda session: session.name_snapshot(name, at))
+        return self._engine.with_session(self.name, lambda session: session.tree.name_snapshot(name, at))
 
     @property
     def snapshots(self) -> dict[str, int]:
         """The named snapshots, with their turns."""
-        return self._engine.with_session(self.name, lambda session: session.snapshots())
+        return self._engine.with_session(self.name, lambda session: session.tree.snapshots())
 
     def forget_snapshot(self, name: str) -> None:
         """Take a named snapshot's name away; its turn stays.
@@ -215,7 +215,7 @@ class Agent:
         ------
             UnknownTurn: there is no such snapshot.
         """
-        self._engine.with_session(self.name, lambda session: session.forget_snapshot(name))
+        self._engine.with_session(self.name, lambda session: session.tree.forget_snapshot(name))
 
     def fork(
         self, name: str, *, at: int | str | None = None, keep_last: int | None = None, replace: bool = False

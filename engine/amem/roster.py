@@ -95,7 +95,7 @@ class Roster:
             raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
         if new_name == name:
             raise InputError(f"agent {name!r} cannot be replaced by its own fork: choose another name.")
-        turn = session.turn_of(at) if at is not None else session.store.head
+        turn = session.tree.turn_of(at) if at is not None else session.store.head
         kept = shortened(session, turn, keep_last) if keep_last is not None else None
         if taken:
             self.delete(space, new_name)

@@ -16,7 +16,8 @@ from amem.store.records import BLOCK_TOKENS, BlockRecord, NewTurn, SnapshotRecor
 
 if TYPE_CHECKING:
     from amem.kv.sequence import Buffers, SequenceState
-    from amem.session import AgentSession, History
+    from amem.session import AgentSession
+    from amem.turntree import History
 
 
 class Saving:

@@ -86,7 +86,7 @@ def _reply_ids(session: AgentSession, turn: TurnRecord) -> Sequence[int]:
     known = session.store.realization(turn.id, realm)
     if turn.parent is not None:
         before = session.store.path_tokens(turn.parent, realm)
-    prompt = session.prompt_ids(turn, before.tolist() if before is not None else ())
+    prompt = session.tree.prompt_ids(turn, before.tolist() if before is not None else ())
     if known is not None and known.token_ids[: len(prompt)].tolist() == list(prompt):
         return [int(id_) for id_ in known.token_ids[len(prompt) :]]
     return session.parts.prompter.reply(turn.reply, ended=turn.finish_reason == "stop")

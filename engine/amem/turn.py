@@ -17,8 +17,9 @@ from amem.restoring import Restore
 from amem.results import Match, Reply, ReplyMetrics, Residency, Why
 from amem.run.request import Request
 from amem.saving import Saving, end_of
-from amem.session import AgentSession, History
+from amem.session import AgentSession
 from amem.store.records import BLOCK_TOKENS, BlockRecord, Found, NewTurn, TurnRecord
+from amem.turntree import History
 from amem.wish import Place, Wish
 
 
@@ -103,7 +104,7 @@ class TurnWork:
         if parent is None:
             return 0
         path = self._session.store.path(parent)
-        left = n_tokens - len(self._place.delta) - self._session.n_opening(path[0])
+        left = n_tokens - len(self._place.delta) - self._session.tree.n_opening(path[0])
         for n_kept, turn in enumerate(reversed(path[1:])):
             known = self._session.store.realization(turn, self._parts.realm)
             left -= len(known.token_ids) if known is not None else n_tokens
@@ -123,7 +124,7 @@ class TurnWork:
 
     def _classify(self, n_reused: int) -> Match:
         n_history, delta = len(self._history.token_ids), self._place.delta
-        if n_reused >= (n_history + len(delta) - 1) // GROUP * GROUP and self._session.repeats(self._place):
+        if n_reused >= (n_history + len(delta) - 1) // GROUP * GROUP and self._session.tree.repeats(self._place):
             return Match.EXACT
         if not n_reused:
             return Match.COLD
@@ -226,7 +227,7 @@ class TurnWork:
             turn, note = self._saving.save_text(new, self._history, ids, error)
             self._notes.append(note)
         if turn:
-            session.executions[turn] = self._caller.execution
+            session.tree.executions[turn] = self._caller.execution
             sequence.settle()
             session.adopt(sequence, turn)
         else:
@@ -259,7 +260,7 @@ class TurnWork:
         Known is what this engine saw, and a prompt that is the same.
         """
         session, left = self._session, self._history.left
-        if not left or left[0] in session.executions or ":" not in (self._caller.cell_id or ""):
+        if not left or left[0] in session.tree.executions or ":" not in (self._caller.cell_id or ""):
             return False
         return session.store.turns()[left[0]].prompt != self._place.prompt
 
@@ -289,7 +290,7 @@ class TurnWork:
             if known is None or known.token_ids[: len(delta)].tolist() != delta:
                 continue
             store.set_head(turn.id)
-            self._session.executions[turn.id] = self._caller.execution
+            self._session.tree.executions[turn.id] = self._caller.execution
             self._notes.append(f"This is the recorded reply of turn {turn.id}: nothing was computed.")
             self._note_what_was_left(turn.id)
             self._match, request.n_reused = Match.EXACT, len(request.prompt_ids)

@@ -87,7 +87,7 @@ def _whole(session: AgentSession, request: Request) -> Why:
             "This prompt was there already, at this place.",
             f"Nothing: only its last {n_all - request.n_reused} of {n_all} tokens were computed.",
         )
-    if n_past == 0 and session.repeats(request.place):
+    if n_past == 0 and session.tree.repeats(request.place):
         return _not_reused(request)
     if n_past == 0 and _is_begun_by(session, request):
         return Why(
@@ -135,7 +135,7 @@ def _not_reused(request: Request) -> Why:
 def _is_begun_by(session: AgentSession, request: Request) -> bool:
     """Whether a stored branch begins with all that the request wants, and goes on."""
     wanted = list(request.token_ids)
-    for leaf in session.leaves(None)[-_BRANCHES:]:
+    for leaf in session.tree.leaves(None)[-_BRANCHES:]:
         own = session.store.path_tokens(leaf, session.parts.realm)
         if own is not None and len(own) > len(wanted) and n_common(wanted, own) == len(wanted):
             return True
@@ -164,7 +164,7 @@ def _seam(session: AgentSession, request: Request) -> _Seam | None:
     place, wanted = request.place, list(request.token_ids)
     if request.match is Match.EXACT:
         return None
-    leaves = session.leaves(place.history.parent)[-_BRANCHES:]
+    leaves = session.tree.leaves(place.history.parent)[-_BRANCHES:]
     best, most, ids = None, len(place.history.token_ids), None
     for leaf in leaves:
         own = session.store.path_tokens(leaf, session.parts.realm)

@@ -12,8 +12,9 @@ from amem.match import carry, n_common
 from amem.model.messages import Message, Tools, same_json
 
 if TYPE_CHECKING:
-    from amem.session import AgentSession, History
+    from amem.session import AgentSession
     from amem.store.records import TurnRecord
+    from amem.turntree import History
 
 RAW = "raw"  #: among a turn's settings: its prompt is a text without the chat template
 _BRANCHES = 32  # a conversation that no branch begins with is compared with the newest ones
@@ -67,12 +68,12 @@ class MessageWish:
     append: bool
 
     def parent(self, session: AgentSession) -> int | None:
-        return session.parent_for(self.cell_id, self.execution, self.append)[0]
+        return session.tree.parent_for(self.cell_id, self.execution, self.append)[0]
 
     def place(self, session: AgentSession) -> Place:
-        parent, left = session.parent_for(self.cell_id, self.execution, self.append)
+        parent, left = session.tree.parent_for(self.cell_id, self.execution, self.append)
         system = self._system(session, parent)
-        history = session.history(parent, left)
+        history = session.tree.history(parent, left)
         prompter, before = session.parts.prompter, history.token_ids
         delta = (
             prompter.first(system, self.text)
@@ -83,8 +84,8 @@ class MessageWish:
 
     def _system(self, session: AgentSession, parent: int | None) -> str | None:
         if parent is None:
-            return session.system if self.system is None else self.system
-        if self.system is not None and self.system != (session.system or ""):
+            return session.tree.system if self.system is None else self.system
+        if self.system is not None and self.system != (session.tree.system or ""):
             raise InputError(
                 f"agent {session.name!r} already has another system text, which only the cell of its first turn can "
                 "change: rewind it to its start, delete it, or give the new text to an agent of another name."
@@ -116,12 +117,12 @@ class ChatWish:
         prompter = session.parts.prompter
         whole = prompter.render(self.messages, self.tools)
         for parent, n_said in reversed(self._followed(session)):
-            history = session.history(parent, ())
+            history = session.tree.history(parent, ())
             delta = self._delta(session, history, whole, self.messages[n_said:])
             if delta is not None:
                 return self._placed(session, history, delta, self.messages[n_said:], None)
         system, rest = _system_of(self.messages)
-        history = session.history(None, ())
+        history = session.tree.history(None, ())
         return self._placed(session, history, prompter.history(self.messages, self.tools), rest, system)
 
     def _delta(self, session: AgentSession, history: History, whole: str, rest: Sequence[Message]) -> list[int] | None:
@@ -191,7 +192,7 @@ class TextWish:
         return None
 
     def place(self, session: AgentSession) -> Place:
-        history = session.history(None, ())
+        history = session.tree.history(None, ())
         delta, prefer = _from_branches(session, history, session.parts.prompter.raw(self.text))
         return Place(history, delta, self.text, None, {RAW: True}, prefer, may_repeat=True)
 
@@ -215,7 +216,7 @@ def _from_branches(session: AgentSession, history: History, delta: list[int]) ->
     """The delta in the tokens of the branch that says most of it already, and that branch's last turn."""
     prompter, start = session.parts.prompter, len(history.token_ids)
     branches = []
-    for leaf in session.leaves(history.parent)[-_BRANCHES:]:
+    for leaf in session.tree.leaves(history.parent)[-_BRANCHES:]:
         ids = session.store.path_tokens(leaf, session.parts.realm)
         if ids is not None:
             own = ids[start:].tolist()
