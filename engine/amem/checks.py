@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from amem.errors import InputError
+from amem.sizes import format_size
 
 MAX_TOP = 20  #: alternatives that are told for each token
+LEAST_MEMORY = 100_000  #: bytes; no model that we know keeps an agent in less
+
+
+def engine_options(
+    *, max_batch: object, prefill_chunk: object, step_ms: object, io_threads: object, space: object, memory: int
+) -> None:
+    """Refuse options that no engine can have; ``memory`` in bytes.
+
+    Raises
+    ------
+        InputError: the first option that is not possible.
+    """
+    _whole("max_batch", max_batch, 1)
+    _whole("io_threads", io_threads, 0)
+    if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float)) or not 0 < step_ms < math.inf:
+        raise InputError(f"step_ms must be a number of milliseconds above 0, not {step_ms!r}.")
+    if prefill_chunk is not None:
+        _whole("prefill_chunk", prefill_chunk, 64)
+        if prefill_chunk % 64:  # type: ignore[operator]  # a whole number, as was checked
+            raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
+    if not isinstance(space, str):
+        raise InputError(f"space must be a text, not {space!r}.")
+    if memory < LEAST_MEMORY:
+        raise InputError(
+            f"memory={format_size(memory)} holds no agent of any model: give at least {format_size(LEAST_MEMORY)}, "
+            "or leave it out for a quarter of the RAM."
+        )
+
+
+def check_store(root: Path) -> None:
+    """Refuse a store that is something else than a folder; one that is not there yet will be made.
+
+    Raises
+    ------
+        InputError: it is a file, or lies below one.
+    """
+    with contextlib.suppress(OSError):  # what may not be looked at is told when it is opened
+        there = next(path for path in (root, *root.parents) if path.exists())
+        if not there.is_dir():
+            raise InputError(f"the store {root} cannot be a folder, since {there} is a file: name another folder.")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}.")
 
 
 def request_settings(
@@ -25,8 +73,7 @@ def request_settings(
     ------
         InputError: the first setting that is not possible.
     """
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise InputError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}.")
+    _whole("max_tokens", max_tokens, 1)
     if not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
         raise InputError(f"temperature must be a number from 0 upwards, not {temperature!r}.")
     if not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:

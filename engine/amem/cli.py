@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from amem.errors import AmemError, InputError
-from amem.sizes import format_size, parse_size
+from amem.sizes import count, format_size, parse_size
 
 if TYPE_CHECKING:
     from amem.model.spec import ModelCacheSpec
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ------
         SystemExit: the usage is wrong (2), or help was asked for (0).
     """
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -52,9 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 # -- usage -----------------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="amem", description="Agents that keep their attention state.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """The grammar of all commands."""
+    whole = argparse.ArgumentParser(prog="amem", description="Agents that keep their attention state.")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="write JSON")
     stored = argparse.ArgumentParser(add_help=False, parents=[common])
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     ask = command("ask", _ask, "send a message to an agent and write its reply", stored, loaded)
-    ask.add_argument("name", metavar="NAME")
+    ask.add_argument("name", metavar="NAME", help="the agent's; its first use makes it")
     ask.add_argument("text", metavar="TEXT", help='the message; "-" reads it from standard input')
     ask.add_argument("--system", metavar="TEXT", help="system text, with which its conversation starts")
     ask.add_argument("--max-tokens", type=int, default=512, metavar="N", help="the most tokens to generate")
@@ -84,18 +85,18 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", _verify, "check every stored byte against its checksum", stored)
     verify.add_argument("--repair", action="store_true", help="set damaged files aside and rebuild what can be rebuilt")
     delete = command("delete", _delete, "delete an agent, its transcript and every stored byte of it", stored)
-    delete.add_argument("name", metavar="NAME")
+    delete.add_argument("name", metavar="NAME", help="the agent's")
     delete.add_argument("--yes", action="store_true", help="really: nothing brings it back")
     export = command("export", _export, "write an agent to one file", stored)
-    export.add_argument("name", metavar="NAME")
-    export.add_argument("file", metavar="FILE", type=Path)
+    export.add_argument("name", metavar="NAME", help="the agent's")
+    export.add_argument("file", metavar="FILE", type=Path, help="to write; it must not exist yet")
     imported = command("import", _import, "make an agent of an exported file", stored)
-    imported.add_argument("file", metavar="FILE", type=Path)
+    imported.add_argument("file", metavar="FILE", type=Path, help="that an export wrote")
     imported.add_argument("--name", help="its name here (default: the exported one)")
     command("models", _models, "list the models that need no download", common)
 
     kernel = command("kernel", _kernel_install, "register a Jupyter kernel that has the notebook layer loaded", common)
-    kernel.add_argument("action", choices=["install"])
+    kernel.add_argument("action", choices=["install"], help="what to do")
     where = kernel.add_mutually_exclusive_group()
     where.add_argument("--sys-prefix", action="store_true", help="only for the Jupyter of this Python's environment")
     where.add_argument("--prefix", metavar="FOLDER", type=Path, help="for a Jupyter that looks under this prefix")
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     _add_measures(command, common)
-    return parser
+    return whole
 
 
 def _add_measures(command: Any, common: argparse.ArgumentParser) -> None:
@@ -155,7 +156,12 @@ def _add_serving(serve: argparse.ArgumentParser) -> None:
 
 
 def _seed(text: str) -> int | Literal["random"]:
-    return "random" if text == "random" else int(text)
+    if text == "random":
+        return "random"
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'{text!r} is neither a whole number nor "random"') from None
 
 
 def _write(options: argparse.Namespace, data: object, text: str) -> None:
@@ -172,9 +178,12 @@ def _progress(sentence: str) -> None:
 def _ask(options: argparse.Namespace) -> int:
     from amem import Engine
     from amem.checks import check_message, request_settings
+    from amem.store import names
 
+    space = options.space or DEFAULT_SPACE
+    names.label(options.name, space)  # a model takes seconds to load: what is refused is told before
     text = sys.stdin.read() if options.text == "-" else options.text
-    check_message(text)  # a model takes seconds to load: say so before
+    check_message(text)
     settings = request_settings(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
@@ -186,7 +195,7 @@ def _ask(options: argparse.Namespace) -> int:
     with Engine(
         options.model,
         options.store,
-        space=options.space or DEFAULT_SPACE,
+        space=space,
         memory=options.memory,
         prefetch=False,  # it ends before anybody else is asked
         progress=_progress,
@@ -241,7 +250,10 @@ def _status(options: argparse.Namespace) -> int:
         f"memory   {format_size(status.hot_bytes)} of {format_size(status.memory_budget)}",
         f"store    {status.store}: {format_size(status.disk_bytes)} of {format_size(status.disk_quota)}",
         f"agents   {len(status.agents)} in space {status.space!r}",
-        *(f"  {a.name}: {a.residency}, {a.n_tokens} tokens, {a.n_turns} turns" for a in status.agents),
+        *(
+            f"  {a.name}: {a.residency}, {count(a.n_tokens, 'token')}, {count(a.n_turns, 'turn')}"
+            for a in status.agents
+        ),
         *(f"warning  {warning}" for warning in status.warnings),
     ]
     _write(options, status.to_dict(), "\n".join(lines))
@@ -252,9 +264,12 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _root(options: argparse.Namespace) -> Path:
+    from amem.checks import check_store
     from amem.engine import DEFAULT_STORE
 
-    return Path(options.store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
+    root = Path(options.store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
+    check_store(root)
+    return root
 
 
 def _store(options: argparse.Namespace) -> Store:
@@ -297,7 +312,9 @@ def _verify(options: argparse.Namespace) -> int:
     with _store(options) as store:
         report = verify(store, repair=options.repair)
         reports = list(store.reports)
-    counted = f"{report.agents} agents, {report.blocks} blocks, {report.snapshots} snapshots"
+    counted = ", ".join(
+        (count(report.agents, "agent"), count(report.blocks, "block"), count(report.snapshots, "snapshot"))
+    )
     lines = [
         *report.problems,
         *reports,
@@ -312,10 +329,11 @@ def _verify(options: argparse.Namespace) -> int:
 def _verdict(report: VerifyReport) -> str:
     if report.problems:
         said = "repaired" if report.repaired else "not repaired (--repair does)"
-        return f"{len(report.problems)} problems, {said}"
+        return f"{count(len(report.problems), 'problem')}, {said}"
     if report.skipped:
         checked = "what could be read is as it was written" if report.agents else "nothing could be read"
-        return f"{checked}; {len(report.skipped)} agents in use were not checked"
+        n_skipped = len(report.skipped)
+        return f"{checked}; {count(n_skipped, 'agent')} in use {'was' if n_skipped == 1 else 'were'} not checked"
     return "all as it was written"
 
 
@@ -326,7 +344,8 @@ def _delete(options: argparse.Namespace) -> int:
         deleted = store.delete(options.name, options.space or DEFAULT_SPACE)
     text = f"deleted {options.name!r}: {format_size(deleted.nbytes)}"
     if deleted.n_shared:
-        text += f"; {deleted.n_shared} block files live on in agents that share them"
+        live = "lives" if deleted.n_shared == 1 else "live"
+        text += f"; {count(deleted.n_shared, 'block file')} {live} on in agents that share them"
     _write(options, asdict(deleted), text)
     return 0
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from amem.agent import Agent
-from amem.checks import check_text
+from amem.checks import check_store, check_text, engine_options
 from amem.errors import AgentLocked, Cancelled, EngineClosed, InputError
 from amem.options import AskOptions, ChatOptions, TextOptions
 from amem.results import AgentStatus, EngineStatus, Reply, Residency
@@ -94,7 +94,11 @@ class Engine:
             raise InputError(f"store {str(root)!r}: there is no such user.") from error
         budget = parse_size(memory if memory is not None else os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
         quota = parse_size(disk) if disk is not None else DEFAULT_DISK
-        _check_options(max_batch, prefill_chunk, step_ms, io_threads)
+        check_store(root)
+        engine_options(
+            max_batch=max_batch, prefill_chunk=prefill_chunk, step_ms=step_ms, io_threads=io_threads, space=space,
+            memory=budget,
+        )  # fmt: skip
         from amem.opening import open_parts  # brings MLX: `import amem` alone stays quick
 
         self._owner = OwnerThread()
@@ -521,17 +525,6 @@ def _let_go(opening: Future[Opened]) -> None:
     """Close what was opened for nobody; called in the owner thread if the load is still going on."""
     if opening.exception() is None:
         opening.result().discard()
-
-
-def _check_options(max_batch: int, prefill_chunk: int | None, step_ms: float, io_threads: int) -> None:
-    if max_batch < 1:
-        raise InputError(f"max_batch must be at least 1, not {max_batch}.")
-    if io_threads < 0:
-        raise InputError(f"io_threads must be 0 or more, not {io_threads}.")
-    if not 0 < step_ms < float("inf"):
-        raise InputError(f"step_ms must be more than 0, not {step_ms}.")
-    if prefill_chunk is not None and (prefill_chunk < 64 or prefill_chunk % 64):
-        raise InputError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}.")
 
 
 def _close(pid: int, owner: OwnerThread, opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""Sizes in bytes, read from and written for people."""
+"""Sizes in bytes, read from and written for people, and counts of things."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def format_size(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """A number with its noun: ``1 agent``, ``2 agents``."""
+    return f"{n} {one if n == 1 else many or one + 's'}"

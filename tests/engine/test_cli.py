@@ -113,7 +113,7 @@ def test_verify_does_not_praise_what_it_could_not_read(filled, capsys):
         entries = store.agents()
         first = store.open(entries[0].name, entries[0].space)
         assert 0 == main(["verify", "--store", str(filled)])
-        assert "1 agents in use were not checked" in capsys.readouterr().out
+        assert "1 agent in use was not checked" in capsys.readouterr().out
         others = [store.open(entry.name, entry.space) for entry in entries[1:]]
         assert 1 == main(["verify", "--store", str(filled)])
         assert "nothing could be read" in capsys.readouterr().out
@@ -151,6 +151,45 @@ def test_a_refused_message_is_one_line_and_leaves_no_turn(tiny_model_path, tmp_p
     """Input errors of the engine end with exit code 1."""
     assert 1 == main(["ask", "planner", " ", *asked(tiny_model_path, tmp_path / "store")])
     assert "the message is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["ask", "", "hi"], "an agent needs a name of 1 to 128 characters"),
+        (["ask", "two\nlines", "hi"], "use one line without control characters"),
+        (["ask", "planner", "hi", "--store", "FILE"], "is a file: name another folder"),
+        (["ask", "planner", "hi", "--memory", "1KB"], "holds no agent of any model"),
+        (["status", "--model", "smollm2-135m", "--store", "FILE"], "is a file: name another folder"),
+        (["agents", "--store", "FILE"], "is a file: name another folder"),
+        (["verify", "--store", "FILE"], "is a file: name another folder"),
+        (["import", "planner.amem", "--store", "FILE"], "is a file: name another folder"),
+        (["serve", "--port", "0", "--store", "FILE"], "is a file: name another folder"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(argv, said, tmp_path, capsys, monkeypatch):
+    """In one line; nothing is made."""
+
+    def refuse(*_args, **_options):
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr("amem.opening.open_parts", refuse)
+    monkeypatch.setenv("AMEM_STORE", str(tmp_path / "store"))
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    assert 1 == main([str(tmp_path / "notes.txt") if word == "FILE" else word for word in argv])
+    told_of = capsys.readouterr()
+    assert said in told_of.err
+    assert 1 == told_of.err.count("\n")
+    assert ["notes.txt"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_seed_that_is_none_is_a_wrong_usage(capsys):
+    """And says what a seed is."""
+    with pytest.raises(SystemExit) as ended:
+        main(["ask", "planner", "hi", "--seed", "often"])
+    assert 2 == ended.value.code
+    assert "'often' is neither a whole number nor \"random\"" in capsys.readouterr().err
 
 
 def test_capacity_counts_geometries_without_a_model(capsys, no_model):

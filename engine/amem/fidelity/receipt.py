@@ -51,13 +51,13 @@ class AgentReplay:
         if len(self._ids) < GROUP + 2:
             raise InputError(
                 f"agent {session.name!r} has {len(self._ids)} tokens in stored form for this model and codec: a group "
-                f"of {GROUP} and two more are needed, since a token's own group is exact."
+                f"of {GROUP} and two more are needed, since a token's own group is exact: ask it something more first."
             )
         self._restore = Restore(session, self._find(), self._find)
         if self._restore.found.n_tokens < GROUP:
             raise InputError(
                 f"agent {session.name!r} has no stored state of its first {self._cut} tokens: it was not saved, or not "
-                "in this form."
+                "in this form; ask it something first."
             )
         self._exact_layout = exact_layout(self._parts.layout.spec)
         self._sequences: list[SequenceState] = []

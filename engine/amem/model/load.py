@@ -102,7 +102,7 @@ def _resolve(name: str, progress: bundled.Progress | None) -> Path:
             progress(f"Looking for {name} in the hub's cache, then on the hub.")
         return hub.download(name)
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise ModelError(f"There is no folder {name}.")
+        raise ModelError(f"There is no folder {name}: check its path, or give a hub id like 'owner/name'.")
     known = [info.name for info in models()]
     close = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."

@@ -32,13 +32,13 @@ def plain_messages(messages: object) -> tuple[Message, ...]:
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InputError("messages must be a list of mappings with a role and a content.")
     if not messages:
-        raise InputError("There are no messages.")
+        raise InputError("There are no messages: give at least the user's.")
     plain = tuple(_plain(number, message) for number, message in enumerate(messages))
     last = plain[-1]
     if last["role"] not in ("user", "tool"):
         raise InputError("The last message must be the user's or a tool's: the reply to it is what is asked for.")
     if last["role"] == "user" and not last["content"].strip():
-        raise InputError("The message is empty.")
+        raise InputError("The message is empty: write what the reply is to be to.")
     return plain
 
 

@@ -261,7 +261,7 @@ def _plain(messages: Sequence[Message]) -> str:
 
 def _check_text(message: str) -> None:
     if not message.strip():
-        raise InputError("The message is empty.")
+        raise InputError("The message is empty: write what the reply is to be to.")
 
 
 def _reason(error: Exception) -> str:

@@ -221,7 +221,9 @@ class Index:
             try:
                 connection.execute("UPDATE agents SET digest = ? WHERE key = ?", (label.digest, key))
             except sqlite3.IntegrityError as error:
-                raise NameTakenError(f"there is an agent {label.name!r} in {label.space!r} already") from error
+                raise NameTakenError(
+                    f"there is an agent {label.name!r} in {label.space!r} already: rename, export or delete one of them"
+                ) from error
 
     def remove(self, key: str, displace: Callable[[], None]) -> None:
         """Remove an agent; ``displace`` takes its folder away. Its row leaves the log, too."""

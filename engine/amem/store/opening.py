@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from amem.sizes import count
 from amem.store import facts, files, transcript
 from amem.store.blockfiles import BlockFiles, set_aside
 from amem.store.database import DATABASE, Database
@@ -76,7 +77,7 @@ def salvage(folder: Path) -> list[str]:
         if path.exists():
             set_aside(path)
     rows, bad = transcript.read(folder)
-    lost = [f"{bad} lines of its transcript could not be read"] if bad else []
+    lost = [f"{count(bad, 'line')} of its transcript could not be read"] if bad else []
     records: list[Record] = []
     ledger = Ledger(folder, None)
     block_files = BlockFiles(folder, ledger)
@@ -127,7 +128,7 @@ def _match_files(folder: Path, label: Label, database: Database, ledger: Ledger)
         with database.transaction():
             gone = database.tree.remove(missing)
         ledger.reports.append(
-            f"agent {label.name!r}: the files of {len(missing)} blocks are missing; they are computed again when needed"
+            f"agent {label.name!r}: {count(len(missing), 'block file')} missing, to be computed again when needed"
         )
         known -= gone
     with files.explained("sweep", folder):

@@ -116,7 +116,7 @@ def _manifest(archive: zipfile.ZipFile, source: Path) -> dict[str, Any]:
     entries = {info.filename: info for info in archive.infolist()}
     unique = len(entries) == len(archive.infolist())
     if not unique or MANIFEST not in entries or entries[MANIFEST].file_size > _MAX_MANIFEST:
-        raise CorruptState(f"{source} is no export of an agent")
+        raise CorruptState(f"{source} is no export of an agent; nothing was imported")
     manifest: dict[str, Any] = json.loads(archive.read(MANIFEST))
     names.check_format(int(manifest["amem"]), source)
     listed = manifest["files"]
