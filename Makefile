@@ -8,13 +8,13 @@ STAMP := $(VENV)/.installed
 # MLX needs a backend of its own on Linux: AMEM_BACKEND=cuda12 (or cuda13) takes the place of cpu there.
 AMEM_BACKEND ?= cpu
 ifeq ($(shell uname -s),Linux)
-EXTRAS := $(AMEM_BACKEND),lab,test,bench
+EXTRAS := $(AMEM_BACKEND),lab,test,bench,docs
 else
-EXTRAS := lab,test,bench
+EXTRAS := lab,test,bench,docs
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help test check demo lab notebooks bench figures soak clean
+.PHONY: help test check demo lab notebooks bench figures docs soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -47,9 +47,13 @@ notebooks: $(STAMP)  ## run the lessons and workflows anew, and keep their outpu
 bench: $(STAMP)  ## measure, and write the numbers that README quotes
 	$(BIN)/python -m benchmarks
 
-figures: $(STAMP)  ## make README's tables and figures anew from the results that are there
+figures: $(STAMP)  ## make the tables and figures of README and docs/ anew from the results that are there
 	$(BIN)/python -m benchmarks.figures
 	$(BIN)/python -m benchmarks.readme
+
+docs: $(STAMP)  ## the documentation as a site in out/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs out/docs
+	@echo "written: out/docs/index.html"
 
 soak: $(STAMP)  ## thousands of kills and of flipped bits (an hour); the kills are counted in a result file
 	$(BIN)/python -m pytest -m soak

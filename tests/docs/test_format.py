@@ -46,13 +46,16 @@ def read(request, tiny_model_path, tmp_path_factory):
         n_tokens = agent.status.n_tokens
         agent.export(folder / "planner.amem")
     [key] = (folder / "store" / "agents").iterdir()
-    program = next(source for language, source in blocks(DOCS / "format.md") if language == "python")
-    (folder / "reader.py").write_text(program + PRINT, encoding="utf-8")
+    program, example = (source for language, source in blocks(DOCS / "format.md") if language == "python")
+    (folder / "reader.py").write_text(program + PRINT + example, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, folder / "reader.py", key, folder / "state.npz"],
         check=True, capture_output=True, text=True, env={}, cwd=folder,
     )  # fmt: skip
-    said = json.loads(done.stdout)
+    said, *shown = done.stdout.splitlines()
+    assert shown[0].startswith("planner {1: ")
+    assert shown[1].endswith(f"K of the first layer is (2, {n_tokens}, 32)")
+    said = json.loads(said)
     with np.load(folder / "state.npz") as arrays:
         state = [arrays[name] for name in arrays]
     pairs = list(zip(state[::2], state[1::2], strict=True))

@@ -1,0 +1,89 @@
+"""How Sphinx builds the documentation: `make docs`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from amem.cli import parser
+from amem_jupyter.commands import MAGICS, SUBCOMMANDS, Command
+from amem_jupyter.manual import describe, overview
+
+project = "amem"
+release = metadata.version("amem")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"amem {release}"
+html_show_sphinx = False
+html_copy_source = False
+pygments_style = "friendly"
+default_role = "py:obj"  # a name in a docstring leads to what it names
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_class_signature = "separated"
+autodoc_preserve_defaults = True
+napoleon_use_rtype = False
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # the changelog's headings are made for a file of its own
+
+_PLACE = re.compile(r"<!-- made of ([a-z ]+) -->")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx before anything is read."""
+    app.connect("source-read", _fill)
+    app.connect("autodoc-process-docstring", _name_errors, priority=1)  # before napoleon
+
+
+def _fill(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Put what is made of the tables of commands into its place on a page."""
+    source[0] = _PLACE.sub(lambda found: PARTS[found[1]](), source[0])
+
+
+def _name_errors(_app: Sphinx, _kind: str, _name: str, _what: object, _options: object, lines: list[str]) -> None:
+    """Our underlined sections of errors hold lines of the other style, `Error: when`: give them its heading."""
+    for at in range(len(lines) - 2):
+        if lines[at] == "Raises" and set(lines[at + 1]) == {"-"} and lines[at + 2].startswith("    "):
+            lines[at : at + 2] = ["Raises:"]
+            return
+
+
+def _overview() -> str:
+    return f"```text\n{overview()}\n```"
+
+
+def _magics() -> str:
+    return "\n\n".join(_magic(command) for command in (*MAGICS.values(), *SUBCOMMANDS))
+
+
+def _magic(command: Command) -> str:
+    name = command.name if command.name.startswith("%") else f"%amem {command.name}"
+    return f"## `{name}`\n\n```text\n{describe(command)}\n```"
+
+
+def _commands() -> str:
+    return "\n\n".join(f"## `{made.prog}`\n\n```text\n{_help(made)}```" for made in _parsers(parser()))
+
+
+def _parsers(made: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield made
+    for action in made._actions:  # noqa: SLF001  # argparse has no public list of them
+        if isinstance(action.choices, dict):
+            for below in action.choices.values():
+                yield from _parsers(below)
+
+
+def _help(made: argparse.ArgumentParser) -> str:
+    made.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
+    return made.format_help()
+
+
+PARTS: dict[str, Any] = {
+    "the overview of the magics": _overview,
+    "the magics": _magics,
+    "the command line": _commands,
+}
