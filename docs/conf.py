@@ -20,6 +20,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"amem {release}"
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 pygments_style = "friendly"
 default_role = "py:obj"  # a name in a docstring leads to what it names
