@@ -205,14 +205,15 @@ def strip_legend(blocks: Sequence[BlockInfo]) -> str:
     return "  ".join(words)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> Picture:
-    """A table of plain text cells; columns in `numeric` are set to the right."""
-    cell = (
-        f"padding:2px 10px 2px 0;border:none;border-bottom:1px solid {LINE};background:transparent;white-space:nowrap"
-    )
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), *, wrap: bool = False
+) -> Picture:
+    """A table of plain text cells; columns in `numeric` are set to the right, the others' texts may be broken."""
+    cell = f"padding:2px 10px 2px 0;border:none;border-bottom:1px solid {LINE};background:transparent"
 
     def aligned(index: int) -> str:
-        return f"{cell};text-align:{'right' if index in numeric else 'left'}"
+        side, broken = ("right", False) if index in numeric else ("left", wrap)
+        return f"{cell};white-space:{'normal' if broken else 'nowrap'};text-align:{side}"
 
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f'<{tag} style="{aligned(i)}">{esc(c)}</{tag}>' for i, c in enumerate(cells)) + "</tr>"

@@ -52,19 +52,24 @@ def execute(path: Path, parameters: Mapping[str, Any] | None = None) -> Notebook
 
     Raises
     ------
-        KeyError: that cell does not set one of the names.
+        KeyError: there is no such cell, or it does not set one of the names.
     """
     notebook = nbformat.read(path, as_version=4)
-    for place, cell in enumerate(notebook.cells):
-        if parameters and "parameters" in cell.metadata.get("tags", []):
-            names = {line.partition("=")[0].strip() for line in cell.source.splitlines()}
-            if not names.issuperset(parameters):
-                raise KeyError(f"{path.name} has no parameters {sorted(set(parameters) - names)}")
-            given = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-            notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(given))
-            break
+    if parameters:
+        _set_parameters(notebook, parameters)
     with tempfile.TemporaryDirectory(prefix="amem-notebook-") as store:
         return run(notebook, Path(store), path.parent)
+
+
+def _set_parameters(notebook: NotebookNode, parameters: Mapping[str, Any]) -> None:
+    """Put a cell with the values after the one that has the defaults."""
+    tagged = [place for place, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
+    defaults = notebook.cells[tagged[0]].source.splitlines() if tagged else []
+    unknown = set(parameters) - {line.partition("=")[0].strip() for line in defaults}
+    if unknown:
+        raise KeyError(f"the notebook has no parameters {sorted(unknown)}")
+    given = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    notebook.cells.insert(tagged[0] + 1, nbformat.v4.new_code_cell(given))
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_NUMBER = re.compile(r"([-+]?[\d.,]+( \S+)?)?")  #: a number with its unit, or nothing
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Show rows of texts; columns whose cells begin with digits are set to the right."""
-    numeric = [column for column in range(len(head)) if all(row[column][:1] in "-+0123456789" for row in rows)]
-    display(_table(head, rows, numeric).bundle(), raw=True)
+    """Show rows of texts; columns of numbers, with or without a unit, are set to the right."""
+    numeric = [column for column in range(len(head)) if all(_NUMBER.fullmatch(row[column]) for row in rows)]
+    display(_table(head, rows, numeric, wrap=True).bundle(), raw=True)
 
 
 def plot(figure: Figure, text: str) -> None:
