@@ -55,10 +55,15 @@ class EngineParts:
         """Evict other agents until this many bytes are free."""
         return make_room(self.pool, nbytes, self.sessions(), [keep, *spared])
 
-    def no_room(self, nbytes: int, asking: Resident) -> MemoryBudgetError:
-        """Why an agent gets no memory although nobody else is running: what it needs, and what is in the way."""
-        pinned = [session for session in self.sessions() if session.pinned and session.hot_bytes]
-        names = ", ".join(repr(session.name) for session in pinned if session is not asking)
+    def no_room(self, nbytes: int, asking: AgentSession) -> MemoryBudgetError:
+        """Why an agent gets no memory although nobody else is running: what it needs, and what is in the way.
+
+        Agents of other spaces are counted and not named: they may be somebody else's.
+        """
+        pinned = [s for s in self.sessions() if s.pinned and s.hot_bytes and s is not asking]
+        named = [repr(session.name) for session in pinned if session.store.space == asking.store.space]
+        n_others = len(pinned) - len(named)
+        names = ", ".join(named + ([f"{n_others} of other spaces"] if n_others else []))
         in_the_way = f"; unpin agents to make room (pinned: {names})" if names else ""
         return MemoryBudgetError(
             f"this request needs {format_size(nbytes)} of K/V memory and the budget is {format_size(self.pool.total)}"

@@ -11,6 +11,7 @@ from typing import Self
 from amem.errors import InputError
 
 OWNER = ""  #: the domain of the engine's own space: what cells and the command line use
+SESSIONS = "http"  #: the last part of the space of a domain's sessions without a name, which no domain may be called
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -20,7 +21,7 @@ class Keys:
     Raises
     ------
     InputError
-        A key is empty or not plain ASCII, a name is not possible, or two domains have the same key.
+        A key is empty or not plain ASCII, a name is not possible or taken, or two domains have the same key.
     """
 
     def __init__(self, keys: Mapping[str, str] | None = None) -> None:
@@ -28,6 +29,8 @@ class Keys:
         for name, key in (keys or {}).items():
             if name != OWNER and not _NAME.fullmatch(name):
                 raise InputError(f"a key's name has 1 to 32 letters, digits, - or _; {name!r} has not.")
+            if name == SESSIONS:
+                raise InputError(f"a key cannot be called {name!r}: that is where sessions without a name are kept.")
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise InputError("an API key is a text of printable ASCII characters without spaces.")
             self._digests[name] = _digest(key)
@@ -55,6 +58,11 @@ class Keys:
 
     def __bool__(self) -> bool:
         return bool(self._digests)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The names of all domains."""
+        return tuple(self._digests) or (OWNER,)
 
     def domain_of(self, sent: str | None) -> str | None:
         """The domain of a key that came with a request; None if there is no such key.
