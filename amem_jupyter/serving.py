@@ -26,16 +26,20 @@ class ServerLike(Protocol):
 def open_server(engine: Callable[[], EngineLike], host: str, port: int, texts: Sequence[str]) -> ServerLike:
     """A real server, started in a thread of its own. Here, and only here, the web libraries come in.
 
-    The address is checked before the engine is asked for: it may have to load its model first.
+    The address is taken before the engine is asked for: it may have to load its model first.
     """
     try:
         from amem.serve import Keys, Server
-        from amem.serve.server import check_address
+        from amem.serve.server import take_address
     except ImportError as error:
         raise UsageError(f"serving needs more packages ({error.name}): %pip install 'amem[serve]'") from error
     keys = Keys.parse(texts)
-    check_address(host, port, keys)
-    return Server(engine(), host, port, keys=keys).start()  # type: ignore[arg-type]  # a real engine here
+    taken = take_address(host, port, keys)
+    try:
+        return Server(engine(), host, port, keys=keys, taken=taken).start()  # type: ignore[arg-type]  # a real one here
+    except BaseException:
+        taken.close()
+        raise
 
 
 class Serving:

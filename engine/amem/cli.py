@@ -148,6 +148,9 @@ def _add_serving(serve: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="SECONDS", help="the most that one request takes (default: 600)"
     )
     serve.add_argument(
+        "--grace", type=float, metavar="SECONDS", help="that running requests get at the end (default: 30)"
+    )
+    serve.add_argument(
         "--session-ttl",
         type=float,
         metavar="SECONDS",
@@ -218,18 +221,25 @@ def _ask(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     try:
         from amem.serve import Keys, Limits, Server
-        from amem.serve.server import check_address
+        from amem.serve.server import take_address
     except ImportError as error:
         raise InputError(f"serving needs more packages ({error.name}): pip install 'amem[serve]'.") from error
     from amem import Engine
 
-    given = {"requests": options.max_requests, "timeout_s": options.timeout, "idle_s": options.session_ttl}
+    given = {
+        "requests": options.max_requests,
+        "timeout_s": options.timeout,
+        "grace_s": options.grace,
+        "idle_s": options.session_ttl,
+    }
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = Keys.parse(options.api_key or os.environ.get("AMEM_API_KEY", "").split())
-    check_address(options.host, options.port, keys)  # a model takes seconds to load: say so before
     space = options.space or DEFAULT_SPACE
-    with Engine(options.model, options.store, space=space, memory=options.memory, progress=_progress) as engine:
-        server = Server(engine, options.host, options.port, keys=keys, limits=limits)
+    with (
+        take_address(options.host, options.port, keys) as taken,
+        Engine(options.model, options.store, space=space, memory=options.memory, progress=_progress) as engine,
+    ):
+        server = Server(engine, options.host, options.port, keys=keys, limits=limits, taken=taken)
         _write(options, {"url": server.url}, f"serving {engine.status().model} on {server.url}/v1")
         sys.stdout.flush()
         server.run()

@@ -1,5 +1,8 @@
 """A server on loopback, on a tiny random model: real sockets, real engine, small sizes."""
 
+import json
+import time
+
 import httpx
 import pytest
 
@@ -7,6 +10,7 @@ pytest.importorskip("starlette", reason="the serve extra is not installed")
 
 from amem import Engine
 from amem.serve import Keys, Limits, Server
+from tests.serve.held import Held
 from tests.tiny import write_tiny_model, write_tiny_tokenizer
 
 
@@ -65,6 +69,17 @@ def shared(tiny_model_path, tmp_path_factory):
 
 
 @pytest.fixture
+def held(monkeypatch):
+    """Holds requests of whatever engine is opened."""
+    from amem.run.sampler import Sampler
+
+    made = Held(Sampler)
+    monkeypatch.setattr("amem.asked.Sampler", made.sampler)
+    yield made
+    made.let_go()
+
+
+@pytest.fixture
 def with_template(tmp_path):
     """Makes places whose model has a given chat template."""
     made = []
@@ -78,6 +93,47 @@ def with_template(tmp_path):
     yield make
     for one in made:
         one.close()
+
+
+def eventually(holds, seconds=120):
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.01)
+
+
+def in_flight(place):
+    """Requests that the server has taken in."""
+    return place.server._server.config.app._desk._n_taken
+
+
+def began(place, *messages, **fields):
+    """A stream that has begun, on a connection of its own: its prompt is being computed, or more."""
+    client = httpx.Client(base_url=place.server.url, timeout=120)
+    body = {"messages": messages, "stream": True, "max_tokens": 3000, **fields}
+    response = client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
+    assert 200 == response.status_code
+    lines = response.iter_lines()
+    next(lines)
+    return client, lines
+
+
+def raw_request(body, path="/v1/chat/completions"):
+    """The bytes of a request."""
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    return head.encode() + raw
+
+
+def events_of(lines):
+    """The data of the events in a stream's lines, without its end."""
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
+
+
+def text_of(events):
+    """The text in a chat's events."""
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
 def user(text):

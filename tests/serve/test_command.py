@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from amem.cli import main
-from tests.serve.conftest import LONG, user
+from tests.serve.conftest import LONG, events_of, text_of, user
 
 
 @pytest.fixture
@@ -62,9 +63,20 @@ def test_the_key_may_come_from_the_environment(serve):
     ("options", "says"),
     [
         (["--host", "0.0.0.0"], "API key"),
+        (["--host", "::"], "API key"),
+        (["--host", ""], "API key"),
+        (["--host", "192.0.2.1"], "API key"),
+        (["--host", "192.0.2.1", "--api-key", "k"], "cannot be taken"),
+        (["--host", "no such host", "--api-key", "k"], "not possible"),
+        (["--host", "x" * 70, "--api-key", "k"], "not possible"),
+        (["--host", "a..b", "--api-key", "k"], "not possible"),
         (["--port", "70000"], "65535"),
+        (["--port", "-1"], "65535"),
         (["--api-key", "a", "--api-key", "b"], "no name"),
+        (["--api-key", "http:k"], "sessions"),
         (["--timeout", "0"], "above zero"),
+        (["--grace", "nan"], "above zero"),
+        (["--max-requests", "-3"], "above zero"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(options, says, capsys, monkeypatch):
@@ -74,3 +86,45 @@ def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(options, says
     written = capsys.readouterr().err
     assert says in written
     assert 1 == written.count("\n")
+
+
+def test_a_port_in_use_is_refused_before_a_model_is_loaded(capsys, monkeypatch):
+    """And says how to take another."""
+    monkeypatch.delenv("AMEM_API_KEY", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert 1 == main(["serve", "--model", "no/such-model", "--port", str(taken.getsockname()[1])])
+    written = capsys.readouterr().err
+    assert "try --port" in written
+    assert 1 == written.count("\n")
+
+
+def test_an_address_is_given_back_when_no_model_can_be_loaded(capsys, tmp_path):
+    """The next try finds it free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = str(tmp_path / "store")
+    for _ in range(2):
+        assert 1 == main(["serve", "--model", str(tmp_path / "nothing"), "--store", store, "--port", str(port)])
+        assert "cannot be taken" not in capsys.readouterr().err
+
+
+def test_a_reply_that_streams_when_the_signal_comes_is_finished_and_kept(serve):
+    """And what the process wrote, in the event loop's debug mode too, holds nothing of what was said."""
+    process, url = serve(PYTHONASYNCIODEBUG="1", PYTHONDEVMODE="1")
+    canary = "Kanarienvogel"
+    body = {"messages": [user(f"{canary} {LONG}")], "max_tokens": 300, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions?{canary}", json=body, timeout=120) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert "data: [DONE]" == rest[-1]
+    assert 0 == process.wait(120)
+    assert canary not in process.stdout.read() + process.stderr.read()
+    messages = [*body["messages"], {"role": "assistant", "content": text_of(events_of([first, *rest]))}, user("Go on.")]
+    _, url = serve()
+    again = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 4}, timeout=120).json()
+    assert "EXTEND" == again["amem"]["match"]

@@ -15,6 +15,8 @@ from amem.errors import (
     StoreError,
 )
 
+_LONGEST = 500  # characters of a message; it may quote what the client sent
+
 
 @dataclass
 class HttpError(Exception):
@@ -29,11 +31,21 @@ class HttpError(Exception):
 
     def openai(self) -> dict[str, object]:
         """The body as clients of OpenAI expect it."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _short(self.param)
+        return {"error": {"message": _short(self.message), "type": self.kind, "param": param, "code": self.code}}
 
     def anthropic(self) -> dict[str, object]:
         """The body as clients of Anthropic expect it."""
-        return {"type": "error", "error": {"type": _ANTHROPIC.get(self.status, self.kind), "message": self.message}}
+        kind = _ANTHROPIC.get(self.status, self.kind)
+        return {"type": "error", "error": {"type": kind, "message": _short(self.message)}}
+
+    def told(self, path: str) -> dict[str, object]:
+        """The body as the clients of a path expect it."""
+        return self.anthropic() if path.startswith("/v1/messages") else self.openai()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 _ANTHROPIC = {

@@ -19,6 +19,9 @@ class Limits:
     """
 
     body_bytes: int = 4_000_000  #: of a request
+    connections: int = 256  #: that are open at once; the next one is told to come back
+    head_s: float = 20.0  #: that a request's first lines may take; who sends less is cut off
+    stall_s: float = 60.0  #: that a client may leave its reply unread before it counts as gone
     requests: int = 64  #: that run or wait; the next one is told to come back
     timeout_s: float = 600.0  #: of a request, from its arrival to its last token
     grace_s: float = 30.0  #: that running requests get at a shutdown

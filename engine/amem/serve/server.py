@@ -16,6 +16,7 @@ import uvicorn
 
 from amem.errors import AmemError, InputError
 from amem.serve.app import App
+from amem.serve.connection import connections
 from amem.serve.desk import Desk
 from amem.serve.keys import Keys
 from amem.serve.limits import Limits
@@ -42,6 +43,36 @@ def check_address(host: str, port: int, keys: Keys) -> None:
             f"others can reach {host or 'an empty host'}: give API keys (--api-key, or AMEM_API_KEY), or stay on "
             f"{DEFAULT_HOST}."
         )
+
+
+def take_address(host: str, port: int, keys: Keys) -> socket.socket:
+    """A socket that is bound to an address, and answers nobody yet. A model takes seconds to load: do this before.
+
+    Raises
+    ------
+    InputError
+        As `check_address`; or the host is not this machine's, or the port is in use.
+    """
+    check_address(host, port, keys)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        taken = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"the host {host!r} is not possible: {getattr(error, 'strerror', '') or error}.") from error
+    with _or_close(taken, host, port):
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    return taken
+
+
+@contextlib.contextmanager
+def _or_close(taken: socket.socket, host: str, port: int) -> Iterator[None]:
+    """Close a socket if the address is somebody else's."""
+    try:
+        yield
+    except OSError as error:
+        taken.close()
+        raise InputError(f"port {port} on {host} cannot be taken: {error.strerror or error}; try --port.") from error
 
 
 def is_loopback(host: str) -> bool:
@@ -94,6 +125,8 @@ class Server:
         API keys; needed where others can reach the host.
     limits
         What it takes on at most.
+    taken
+        A socket of `take_address` for this host and port, which is the server's from now on; none: it is made now.
 
     Raises
     ------
@@ -109,10 +142,12 @@ class Server:
         *,
         keys: Keys | None = None,
         limits: Limits | None = None,
+        taken: socket.socket | None = None,
     ) -> None:
         keys, limits = keys or Keys(), limits or Limits()
-        check_address(host, port, keys)
-        self._socket = _listen(host, port)
+        self._socket = taken if taken is not None else take_address(host, port, keys)
+        with _or_close(self._socket, host, port):
+            self._socket.listen(256)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         hosts = None if keys else frozenset({"localhost", "127.0.0.1", "[::1]", _in_url(host).lower()})
         try:
@@ -122,6 +157,7 @@ class Server:
             raise
         config = uvicorn.Config(
             app,
+            http=connections(limits),
             lifespan="on",
             log_level="warning",
             access_log=False,
@@ -174,22 +210,6 @@ class Server:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise InputError(f"the host {host!r} is not possible: {error.strerror or error}.") from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(256)
-    except OSError as error:
-        listening.close()
-        raise InputError(f"port {port} on {host} cannot be taken: {error.strerror or error}; try --port.") from error
-    return listening
 
 
 def _in_url(host: str) -> str:
