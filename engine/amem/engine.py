@@ -427,6 +427,20 @@ class Engine:
         """How many tokens a bare text has."""
         return self._owner.call(lambda: len(self._parts.prompter.raw(text)))
 
+    def n_chat_tokens(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> int:
+        """How many tokens a whole conversation takes, as a prompt that nothing is stored of.
+
+        Raises
+        ------
+            InputError: the messages are not possible.
+        """
+        from amem.model.messages import plain_messages, plain_tools
+
+        plain, shown = plain_messages(messages), plain_tools(tools)
+        return self._owner.call(lambda: len(self._parts.prompter.history(plain, shown)))
+
     def said(self, reply: str) -> Said:
         """A reply's thought, content and tool calls, by the model's own marks. Any thread may ask."""
         return self._parts.prompter.said(reply)

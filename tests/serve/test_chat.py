@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.serve.conftest import LONG, assistant, user
+from tests.serve.conftest import LONG, assistant, eventually, in_flight, user
 from tests.templates import THINKING, TOOLS
 
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": {}}}
@@ -180,13 +180,66 @@ def test_fields_that_ask_for_nothing_are_taken(shared, fields):
         b"\xff\xfe",
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b"[" * 100_000,
+        *(
+            b'{"messages": [{"role": "user", "content": "x"}], %s}' % field
+            for field in (
+                b'"temperature": NaN',
+                b'"temperature": -Infinity',
+                b'"temperature": true',
+                b'"top_p": NaN',
+                b'"frequency_penalty": NaN',
+                b'"seed": 1e400',
+                b'"seed": ' + b"9" * 5000,
+                b'"n": ' + b"9" * 5000,
+                b'"max_tokens": ' + b"9" * 5000,
+                b'"max_tokens": true',
+                b'"max_tokens": 1.5',
+                b'"temperature": ' + b"9" * 5000,
+                b'"metadata": ' + b"[" * 5000 + b"]" * 5000,
+                b'"agent": "a\\u0000b"',
+                b'"agent": "a\\r\\nX-Evil: 1"',
+                b'"agent": "\\u2028"',
+                b'"agent": "\\ud83d"',
+                b'"agent": "' + b"x" * 129 + b'"',
+                b'"agent": 7',
+                b'"%s": 1' % (b"long" * 10_000),
+                b'"model": 1',
+                b'"stop": ["' + b"\\ud800" + b'"]',
+            )
+        ),
     ],
 )
 def test_bodies_that_are_no_json_of_ours_are_refused(shared, raw):
     """In one line."""
     response = shared.http.post("/v1/chat/completions", content=raw, headers={"Content-Type": "application/json"})
-    assert 400 == response.status_code
-    assert response.json()["error"]["message"]
+    assert 400 == response.status_code, response.text
+    message = response.json()["error"]["message"]
+    assert (1, True) == (len(message.splitlines()), len(message) <= 501)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        b'{"parameters": {"x": NaN}}',
+        b'{"parameters": {"x": 1e400}}',
+        b'{"parameters": {"x": %s}}' % (b"9" * 5000),
+        b'{"parameters": %s1%s}' % (b'{"x":' * 120, b"}" * 120),
+        b'{"description": "\\ud800"}',
+        b"7",
+    ],
+)
+def test_tools_that_could_not_be_kept_are_refused(with_template, tool):
+    """Whatever JSON can be made of them."""
+    place = with_template(TOOLS).open()
+    body = b'{"messages": [{"role": "user", "content": "x"}], "tools": [%s]}' % tool
+    response = place.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert 400 == response.status_code, response.text
+
+
+def test_a_long_text_in_a_refusal_is_cut(shared):
+    """A client need not be sent back all that it sent."""
+    response = shared.http.post("/v1/chat/completions", json={"model": "x" * 100_000, "messages": [user("x")]})
+    assert (404, True) == (response.status_code, len(response.text) < 700)
 
 
 def test_another_model_is_not_played(shared):
@@ -202,13 +255,21 @@ def test_another_model_is_not_played(shared):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/v1/nothing", 404), ("POST", "/health", 405)],
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("POST", "/v1/responses", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/nothing", 404),
+        ("POST", "/health", 405),
+    ],
 )
 def test_other_paths_and_methods_are_refused_as_json(shared, method, path, status):
     """As every other refusal."""
     response = shared.http.request(method, path)
     assert status == response.status_code
-    assert response.json()["error"]["message"]
+    assert "/v1/chat/completions" in response.json()["error"]["message"]
+    assert "location" not in response.headers
 
 
 # -- tools and thoughts
@@ -324,11 +385,75 @@ def test_a_completion_is_the_text_as_it_was_generated(scripted, template, text):
     assert text == "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
+def test_each_of_several_texts_is_continued(shared):
+    """As it is alone; the choices are in the texts' order, and the usage is that of all."""
+    texts = [f"{word} {LONG}" for word in ("one", "two", "three")]
+    body = {"max_tokens": 5, "logprobs": 1}
+    alone = [shared.http.post("/v1/completions", json={**body, "prompt": text}).json() for text in texts]
+    together = shared.http.post("/v1/completions", json={**body, "prompt": texts}).json()
+    for index, (one, choice) in enumerate(zip(alone, together["choices"], strict=True)):
+        wanted = one["choices"][0]
+        assert (index, wanted["text"], "length") == (choice["index"], choice["text"], choice["finish_reason"])
+        assert wanted["logprobs"]["tokens"] == choice["logprobs"]["tokens"]
+        assert wanted["logprobs"]["text_offset"] == choice["logprobs"]["text_offset"]
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert sum(one["usage"][count] for one in alone) == together["usage"][count]
+    costs = together["amem"]
+    assert 3 == len(costs)
+    assert sum(one["reused_tokens"] for one in costs) == together["usage"]["prompt_tokens_details"]["cached_tokens"]
+    response = shared.http.post(
+        "/v1/completions", json={**body, "prompt": texts, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    *chunks, last = events(response)
+    for index, one in enumerate(alone):
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert one["choices"][0]["text"] == "".join(choice["text"] for choice in mine)
+        assert "length" == mine[-1]["finish_reason"]
+    assert ([], together["usage"]["total_tokens"]) == (last["choices"], last["usage"]["total_tokens"])
+
+
+def test_several_texts_take_several_places_in_the_queue(place):
+    """All are refused where one is; none of them leaves anything."""
+    place.open(limits={"requests": 2})
+    three = place.http.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+    assert (400, "prompt") == (three.status_code, three.json()["error"]["param"])
+    assert "at most 2" in three.json()["error"]["message"]
+    late = place.http.post("/v1/completions", json={"prompt": [LONG, "x" * 9000], "max_tokens": 9})
+    assert "context" in late.json()["error"]["message"]
+    eventually(lambda: in_flight(place) == 0)
+    assert [] == place.sessions
+    assert 2 == len(place.http.post("/v1/completions", json={"prompt": ["a", "b"]}).json()["choices"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"n": 2}, "once for each choice"),
+        ({"tool_choice": "required"}, '"auto"'),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, '"auto"'),
+        ({"parallel_tool_calls": False}, "answer each"),
+        ({"response_format": {"type": "json_object"}}, "check the reply"),
+        ({"functions": []}, "give tools"),
+        ({"logit_bias": {"1": 1}}, "leave it out"),
+    ],
+)
+def test_a_refusal_says_what_to_do_instead(shared, fields, says):
+    """In one line."""
+    response = shared.http.post("/v1/chat/completions", json={"messages": [user("x")], **fields})
+    message = response.json()["error"]["message"]
+    assert (400, 1) == (response.status_code, len(message.splitlines()))
+    assert message.startswith(next(iter(fields)))
+    assert says in message
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"prompt": ["a", "b"]},
+        {"prompt": []},
+        {"prompt": ["x"] * 33},
+        {"prompt": ["x", ""]},
         {"prompt": [1, 2]},
+        {"prompt": [[1, 2]]},
         {"prompt": ""},
         {"echo": True},
         {"suffix": "x"},

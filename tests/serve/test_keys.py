@@ -19,6 +19,7 @@ def test_keys_are_the_owners_or_have_a_name():
         keys.domain_of(sent) for sent in ("sk-own", "sk-alice", "x:y", "sk-other", None)
     ]
     assert "" == Keys().domain_of(None) == Keys().domain_of("anything")
+    assert (("", "alice", "bob"), ("",)) == (keys.domains, Keys().domains)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,7 @@ def test_keys_are_the_owners_or_have_a_name():
         (["a b"], "printable"),
         (["a!:b"], "letters"),
         (["x:same", "y:same"], "same API key"),
+        (["http:sk"], "sessions"),
     ],
 )
 def test_impossible_keys_are_refused(texts, says):
@@ -125,3 +127,29 @@ def test_nothing_crosses_keys(place):
     assert {"default", "default/http", "default/alice", "default/alice/http", "default/bob", "default/bob/http"} == set(
         place.engine.spaces()
     )
+
+
+def test_a_refusal_for_want_of_memory_names_no_other_keys_agents(place):
+    """It says how many there are."""
+    just_enough = place.open().engine._parts.sequence_nbytes(4000)
+    place.open(keys=["sk-own", "alice:sk-a"], memory=just_enough)
+    own, alice = ({"Authorization": f"Bearer {key}"} for key in ("sk-own", "sk-a"))
+    place.chat(user(LONG), agent="Kanarienvogel", headers=own)
+    place.engine.agent("Kanarienvogel").pin()
+    refused = [
+        place.http.post("/v1/chat/completions", json={"messages": [user("x")], "max_tokens": 3900}, headers=headers)
+        for headers in (own | {"X-Agent": "mine"}, alice)
+    ]
+    assert [(400, "memory_budget_exceeded")] * 2 == [(r.status_code, r.json()["error"]["code"]) for r in refused]
+    assert "'Kanarienvogel'" in refused[0].text
+    assert "Kanarienvogel" not in refused[1].text
+    assert "1 of other spaces" in refused[1].text
+
+
+@pytest.mark.parametrize("headers", [[("X-Agent", "")], [("X-Agent", "one"), ("X-Agent", "two")]])
+def test_a_header_that_names_no_one_agent_is_refused(shared, headers):
+    """It is not taken for a request without one."""
+    body = {"messages": [user("x")]}
+    refused = shared.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert (400, "agent") == (refused.status_code, refused.json()["error"]["param"])
+    assert [] == shared.engine.agents()

@@ -100,7 +100,7 @@ def test_an_overflow_is_told_in_the_clients_terms(shared, path, body, wanted, ag
     [
         ("/v1/chat/completions", "stop", ["x"] * 17, "at most 16"),
         ("/v1/completions", "stop", ["x"] * 17, "at most 16"),
-        ("/v1/completions", "prompt", ["x", "y"], "at most 1 "),
+        ("/v1/completions", "prompt", ["x"] * 33, "at most 32 "),
         ("/v1/messages", "stop_sequences", ["x"] * 17, "at most 16"),
     ],
 )

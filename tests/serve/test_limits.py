@@ -4,39 +4,13 @@ import json
 import logging
 import socket
 import threading
-import time
 
 import httpx
 import pytest
 
-from amem import InputError, Residency
+from amem import InputError
 from amem.serve import Limits
-from tests.serve.conftest import LONG, user
-
-SLOW = {"max_tokens": 3000}  # seconds, on the tiny model
-
-
-def eventually(holds, seconds=20):
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to hold"
-        time.sleep(0.01)
-
-
-def in_flight(place):
-    return place.server._server.config.app._desk._n_taken
-
-
-def began(place, *messages, **fields):
-    """A stream whose first event has come, on a connection of its own."""
-    client = httpx.Client(base_url=place.server.url, timeout=60)
-    body = {"messages": messages, "stream": True, **SLOW, **fields}
-    response = client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
-    assert 200 == response.status_code
-    lines = response.iter_lines()
-    next(lines)
-    return client, lines
+from tests.serve.conftest import LONG, began, eventually, in_flight, raw_request, user
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
@@ -59,100 +33,87 @@ def test_a_body_that_is_too_large_is_refused(place, declared):
     place.chat(user("x"))
 
 
-def test_a_full_queue_says_when_to_come_back(place):
+def test_a_full_queue_says_when_to_come_back(place, held):
     """And takes requests again when one has ended."""
     place.open(limits={"requests": 2})
-    held = [began(place, user(f"{i} {LONG}")) for i in range(2)]
+    held.hold(2)
+    streams = [began(place, user(f"{i} {LONG}")) for i in range(2)]
     response = place.http.post("/v1/chat/completions", json={"messages": [user("x")]})
     assert (429, "queue_full") == (response.status_code, response.json()["error"]["code"])
     assert 1 <= int(response.headers["retry-after"]) <= 60
     assert 200 == place.http.get("/health").status_code
-    held[0][0].close()
+    streams[0][0].close()
     eventually(lambda: in_flight(place) < 2)
     place.chat(user("x"))
-    held[1][0].close()
+    streams[1][0].close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_takes_too_long_ends(place, stream):
+def test_a_request_that_takes_too_long_ends(place, held, stream):
     """As an error; the agent that it would have made is not there."""
     place.open(limits={"timeout_s": 0.3})
-    body = {"messages": [user(LONG)], "agent": "planner", "stream": stream, **SLOW}
+    held.hold()
+    body = {"messages": [user(LONG)], "agent": "planner", "stream": stream, "max_tokens": 3000}
     response = place.http.post("/v1/chat/completions", json=body)
     if stream:
-        assert "longer than 0.3 s" in json.loads(response.text.strip().split("\n\n")[-1][6:])["error"]["message"]
+        last = json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))
+        assert "longer than 0.3 s" in last["error"]["message"]
     else:
         assert (408, "timeout") == (response.status_code, response.json()["error"]["code"])
     eventually(lambda: () == place.engine.status().agents)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_cancels_its_request(place, stream):
+def test_a_client_that_goes_away_cancels_its_request(place, held, stream):
     """At the next step, whether or not it was a stream; nothing of it stays."""
     place.open()
     place.chat(user("x"), agent="planner")
     before = place.engine.agent("planner").status
+    held.hold()
     if stream:
         began(place, user(LONG), agent="planner")[0].close()
     else:
-        body = json.dumps({"messages": [user(LONG)], "agent": "planner", **SLOW})
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", place.server.port)) as connection:
-            connection.sendall((head + body).encode())
+            connection.sendall(raw_request({"messages": [user(LONG)], "agent": "planner", "max_tokens": 3000}))
             eventually(lambda: in_flight(place) == 1)
-            time.sleep(0.1)
-    eventually(lambda: in_flight(place) == 0, seconds=3)
+    eventually(lambda: in_flight(place) == 0)
     after = place.engine.agent("planner").status
     assert (before.n_turns, before.n_tokens) == (after.n_turns, after.n_tokens)
     assert "amem_requests_gone_total 1.0" in place.http.get("/metrics").text
     place.chat(user("y"), agent="planner")
 
 
-def test_a_client_that_goes_away_leaves_no_session(place):
+def test_a_client_that_goes_away_leaves_no_session(place, held):
     """Nor its memory."""
     place.open()
     place.chat(user("other " + LONG))
     hot, names = place.engine.status().hot_bytes, place.sessions
+    held.hold()
     began(place, user(LONG))[0].close()
-    eventually(lambda: in_flight(place) == 0, seconds=3)
+    eventually(lambda: in_flight(place) == 0)
     assert names == place.sessions
     assert hot == place.engine.status().hot_bytes
 
 
-def test_a_shutdown_lets_running_requests_end_and_commits_them(place):
-    """No more are taken meanwhile."""
-    place.open(limits={"grace_s": 30})
-    client, lines = began(place, user(LONG), agent="planner", max_tokens=150)
-    stopping = threading.Thread(target=place.server.stop)
-    stopping.start()
-    rest = [line for line in lines if line]
-    stopping.join()
-    client.close()
-    assert "data: [DONE]" == rest[-1]
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{place.server.url}/health")
-    assert 1 == len(place.engine.agent("planner").turns)
-    place.open()
-    assert Residency.WARM is place.engine.agent("planner").status.residency
-
-
-def test_a_shutdown_does_not_wait_for_ever(place):
-    """What is not done by then is cancelled, and nothing of it stays."""
-    place.open(limits={"grace_s": 1, "timeout_s": 100})
-    client, _ = began(place, user(LONG), agent="planner", max_tokens=3500)
-    started = time.monotonic()
-    place.server.stop()
-    assert time.monotonic() - started < 15
-    client.close()
-    eventually(lambda: [] == place.engine.agents(), seconds=5)
+LOGGERS = ("", "amem", "amem.serve", "asyncio", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
 
 def test_nothing_of_a_prompt_is_logged(place, caplog, capfd, monkeypatch):
-    """Neither of served requests, nor of refused ones, nor of those that meet an error inside."""
+    """Neither of served requests, nor of refused ones, nor of those that meet an error inside; at no level."""
     canary = "Kanarienvogel"
     place.open()
+    for name in LOGGERS:
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.DEBUG)
     with caplog.at_level(logging.DEBUG):
         place.chat(user(canary), agent="planner")
+        place.chat(user("x"), agent=canary, headers={"X-Agent": canary})
+        asked = place.http.post(f"/v1/chat/completions?prompt={canary}", json={"messages": [user(canary)]})
+        assert 200 == asked.status_code
+        assert 404 == place.http.get(f"/{canary}?{canary}").status_code
+        assert 404 == place.http.get(f"/v1/models/{canary}").status_code
+        with socket.create_connection(("127.0.0.1", place.server.port)) as connection:
+            connection.sendall(f"GET /{canary} {canary}\r\n{canary}\r\n\r\n".encode())
+            assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
         bad = [
             {"messages": [user(canary), {"role": canary, "content": canary}]},
             {"messages": canary},
@@ -165,20 +126,22 @@ def test_nothing_of_a_prompt_is_logged(place, caplog, capfd, monkeypatch):
         began(place, user(canary + LONG))[0].close()
         eventually(lambda: in_flight(place) == 0)
 
-        def fails(self, reply):
+        def fails(*_args, **_more):
             raise RuntimeError(f"cannot read {canary}")
 
-        monkeypatch.setattr("amem.model.prompt.Prompter.said", fails)
-        for stream in (False, True):
-            body = {
-                "messages": [user(canary), {"role": "assistant", "content": canary}, user(canary)],
-                "stream": stream,
-            }
-            response = place.http.post("/v1/chat/completions", json=body)
-            assert 500 == response.status_code
-            assert canary not in response.text
+        with monkeypatch.context() as inside:
+            inside.setattr("amem.model.prompt.Prompter.said", fails)
+            for stream in (False, True):
+                messages = [user(canary), {"role": "assistant", "content": canary}, user(canary)]
+                response = place.http.post("/v1/chat/completions", json={"messages": messages, "stream": stream})
+                assert 500 == response.status_code
+                assert canary not in response.text
+        with monkeypatch.context() as inside:
+            inside.setattr("amem.serve.taken.Taken.aclose", fails)
+            body = {"messages": [user(canary)], "stream": True, "max_tokens": 2}
+            assert "[DONE]" in place.http.post("/v1/chat/completions", json=body).text
+            eventually(lambda: sum("RuntimeError" in record.getMessage() for record in caplog.records) == 3)
     ours = [record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
-    assert any("RuntimeError" in record.getMessage() for record in ours)
     assert not [record for record in ours if canary in record.getMessage() or canary in str(record.exc_info)]
     written = capfd.readouterr()
     assert canary not in written.out + written.err

@@ -23,7 +23,7 @@ class Client:
         self.replies, self.n_gone, self.n_rounds = [], 0, N_ROUNDS
 
     async def run(self):
-        async with httpx.AsyncClient(base_url=self.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=600) as http:
             while len(self.replies) < self.n_rounds:
                 text = await self.ask(http, leave=self.random.random() < 0.4)
                 if text is None:
@@ -65,7 +65,7 @@ def counts(place):
 
 async def settled(place):
     """Wait until every request has ended, those of clients that went away too."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while place.server._server.config.app._desk._n_taken:  # noqa: ASYNC110  # another loop's
             await asyncio.sleep(0.02)
 

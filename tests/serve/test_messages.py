@@ -88,6 +88,87 @@ def test_tools_are_used_and_answered(with_template, monkeypatch):
     assert {"city": "Oslo"} == json.loads("".join(inputs))
 
 
+def count(place, *messages, **fields):
+    return place.http.post("/v1/messages/count_tokens", json={"messages": messages, **fields})
+
+
+def test_tokens_are_counted_as_they_will_be_used(with_template):
+    """With the system text and the tools; nothing is made or stored."""
+    place = with_template(TOOLS).open()
+    for fields in ({}, {"system": "Be brief."}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": {"type": "none"}}):
+        counted = count(place, user(LONG), **fields).json()
+        assert [] == place.sessions
+        usage = post(place, user(LONG), **fields).json()["usage"]
+        assert {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]} == counted
+        place.engine.in_space("default/http").agent(place.sessions[0]).delete()
+        place.open()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [user("many words " * 5000)]}, "context of 4096: shorten the messages"),
+        ({"messages": [user("x")] * 5000}, "context of 4096"),
+        ({"messages": [user([{"type": "image"}])]}, "text"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"max_tokens": 5}, "max_tokens"),
+    ],
+)
+def test_what_could_not_be_asked_is_not_counted(shared, fields, says):
+    """With the reason that a request would get."""
+    response = count(shared, *fields.pop("messages", [user("x")]), **fields)
+    assert (400, "invalid_request_error") == (response.status_code, response.json()["error"]["type"])
+    assert says in response.json()["error"]["message"]
+
+
+def test_a_call_whose_arguments_are_no_json_stays_text(with_template, monkeypatch):
+    """Python would read NaN, and half of a character; no client could."""
+    from tests.engine.scripted import Replies
+
+    script = Replies()
+    monkeypatch.setattr("amem.asked.Sampler", script.sampler)
+    place = with_template(TOOLS).open()
+    for value in ("NaN", "1e999", '"\\ud800"'):
+        call = f'<tool_call>\n{{"name": "weather", "arguments": {{"city": {value}}}}}\n</tool_call>'
+        for stream in (False, True):
+            ids = place.engine._parts.prompter._encode(call)
+            script.say([*ids, 2])
+            asked = user(f"{value} {stream} {LONG}")
+            response = post(place, asked, tools=[TOOL], max_tokens=len(ids) + 1, stream=stream)
+            assert 200 == response.status_code
+            assert "tool_use" not in response.text
+            assert "tool_call" in response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tool_choice": {"type": "any"}}, '{"type": "auto"}'),
+        ({"tool_choice": {"type": "tool", "name": "weather"}}, '{"type": "auto"}'),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "alone"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget"),
+        ({"top_k": 5}, "top_p"),
+    ],
+)
+def test_a_refusal_says_what_to_do_instead(shared, fields, says):
+    """In one line."""
+    response = post(shared, user("x"), **fields)
+    message = response.json()["error"]["message"]
+    assert (400, 1) == (response.status_code, len(message.splitlines()))
+    assert message.startswith(next(iter(fields)))
+    assert says in message
+
+
+def test_fields_that_ask_for_nothing_are_taken(shared):
+    """Clients send their defaults."""
+    for fields in (
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}, "thinking": {"type": "disabled"}},
+        {"metadata": {"user_id": "someone"}, "service_tier": "auto", "temperature": 1.0, "stream": False},
+    ):
+        assert 200 == post(shared, user("x"), **fields).status_code
+
+
 @pytest.mark.parametrize(
     "fields",
     [

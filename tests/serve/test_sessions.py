@@ -7,7 +7,7 @@ import pytest
 
 from amem import Match
 from amem.serve.sessions import Sessions
-from tests.serve.conftest import LONG, assistant, user
+from tests.serve.conftest import LONG, assistant, began, events_of, eventually, in_flight, text_of, user
 
 
 def cached(reply):
@@ -96,26 +96,37 @@ def test_the_same_request_again_finds_its_turn(place):
     assert 1 == len(place.engine.in_space("default/http").agent(place.sessions[0]).tree())
 
 
-def test_a_busy_session_is_forked(place):
-    """Both go on from the same state, at the same time."""
+ONE, TWO = "One? " * 20, "Two? " * 20
+
+
+@pytest.mark.parametrize("text", [TWO, ONE], ids=["another question", "the same question"])
+def test_a_busy_session_is_forked(place, held, text):
+    """A second request is answered, whole, while the first still streams; both say what they say undisturbed."""
     place.open()
     messages, replies = rounds(place, LONG, 1)
-    before = place.engine.status().hot_bytes
-    inside = threading.Barrier(2)
-    results = []
+    asked = messages[:-1]
+    held.hold()
+    client, lines = began(place, *asked, user(ONE))
+    first = events_of([next(line for line in lines if line and text_of(events_of([line])))])
+    second = place.chat(*asked, user(text), max_tokens=12)
+    assert 1 == in_flight(place)  # the first was answering before, and still is
+    held.let_go()
+    first += events_of(lines)
+    client.close()
+    assert "stop" == first[-1]["choices"][0]["finish_reason"]
+    assert replies[0]["amem"]["agent"] == first[-1]["amem"]["agent"] != second["amem"]["agent"]
+    assert cached(second) >= replies[0]["usage"]["total_tokens"] // 64 * 64
+    assert 2 == len(place.sessions)
 
-    def ask(text):
-        inside.wait()
-        results.append(place.chat(*messages[:-1], user(text), max_tokens=60))
-
-    threads = [threading.Thread(target=ask, args=(f"{name}?" * 20,)) for name in ("One", "Two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 2 == len({reply["amem"]["agent"] for reply in results})
-    assert all(cached(reply) >= replies[0]["usage"]["total_tokens"] // 64 * 64 for reply in results)
-    assert place.engine.status().hot_bytes > before
+    place.close()
+    place.store = place.store.with_name("another store")
+    place.open()
+    assert messages[:-1] == rounds(place, LONG, 1)[0][:-1]
+    n = first[-1]["amem"]["generated_tokens"]
+    alone = place.chat(*asked, user(ONE), max_tokens=n)["choices"][0]["message"]["content"]
+    assert alone.startswith(text_of(first))
+    alone = place.chat(*asked, user(text), max_tokens=12)["choices"][0]["message"]["content"]
+    assert alone == second["choices"][0]["message"]["content"]
 
 
 def test_sessions_are_found_after_a_restart(place):
@@ -263,6 +274,18 @@ def test_idle_sessions_expire_and_used_ones_do_not(sessions):
     assert [] == rule.engine.agents()
     assert 0 == len(rule)
     assert {} == rule._index
+
+
+def test_sessions_of_an_earlier_server_expire_though_nobody_asks(place):
+    """Of every key."""
+    keys = ["sk-own", "alice:sk-a"]
+    place.open(keys=keys)
+    for key in ("sk-own", "sk-a"):
+        place.chat(user(LONG), headers={"Authorization": f"Bearer {key}"})
+    spaces = ("default/http", "default/alice/http")
+    assert [1, 1] == [len(place.engine.in_space(space).agents()) for space in spaces]
+    place.open(keys=keys, limits={"idle_s": 0.2})
+    eventually(lambda: all([] == place.engine.in_space(space).agents() for space in spaces))
 
 
 def test_a_session_in_use_does_not_expire(sessions):

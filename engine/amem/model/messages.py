@@ -133,6 +133,14 @@ def _written(value: object, ordered: bool) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=not ordered)
 
 
+def strings_of(value: object) -> list[str]:
+    """All texts in a JSON value, without the keys."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
+    return [text for item in inner for text in strings_of(item)]
+
+
 def _is_deeper(value: object, than: int) -> bool:
     """Whether lists and mappings lie in one another in more levels than that."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
@@ -146,7 +154,7 @@ def _too_deep(what: str) -> InputError:
 def _as_json(what: str, value: object) -> Any:
     """The value as it comes back from a file."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{what} holds half of a character (a lone surrogate): remove it.") from error

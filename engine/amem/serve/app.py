@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sqlite3
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +18,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from amem.errors import StoreError
-from amem.serve.bodies import ChatBody, CompletionBody, MessagesBody
-from amem.serve.chat import ChatReply, TextReply, chat_wanted, text_wanted
+from amem.results import Event
+from amem.serve.bodies import ChatBody, CompletionBody, CountBody, MessagesBody
+from amem.serve.chat import ChatReply, TextReply, chat_wanted, texts_wanted
 from amem.serve.description import description
 from amem.serve.desk import ClientGoneError, Desk, Wanted, closing
 from amem.serve.errors import HttpError, http_error
 from amem.serve.keys import Keys
-from amem.serve.messages import MessageReply, messages_wanted
+from amem.serve.messages import MessageReply, conversation_of, messages_wanted
 from amem.serve.parts import Part, parts_of, raw_parts_of
-from amem.serve.streaming import EventStream
+from amem.serve.streaming import EventStream, server_event
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -62,10 +63,12 @@ class App:
                 self._route("/v1/chat/completions", self._chat, "POST"),
                 self._route("/v1/completions", self._completions, "POST"),
                 self._route("/v1/messages", self._messages, "POST"),
+                self._route("/v1/messages/count_tokens", self._count_tokens, "POST"),
             ],
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_found},
         )
+        self.routes.router.redirect_slashes = False  # it would answer with a name that the client made up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -73,6 +76,8 @@ class App:
         except asyncio.CancelledError:
             if not self._desk.closed:
                 raise  # else a stream is cut off, as it must be: nothing that a log should tell of
+        except Exception as error:  # noqa: BLE001  # a server's log would show its words, which may be a client's
+            _report("the end of a request", error)
 
     def close(self) -> None:
         """End all requests: their clients are told to come back."""
@@ -89,15 +94,13 @@ class App:
         while True:
             await asyncio.sleep(every)
             try:
-                await self._desk.expire()
+                await self._desk.expire(self._keys.domains)
             except Exception as error:  # noqa: BLE001  # the next round may go better; this one must not end them all
                 _report("the deletion of idle sessions", error)
 
     # -- every request -----------------------------------------------------------------------------------------------
 
     def _route(self, path: str, handler: Handler, method: str, *, free: bool = False) -> Route:
-        tells = HttpError.anthropic if path == "/v1/messages" else HttpError.openai
-
         async def guarded(request: Request) -> Response:
             try:
                 self._check_host(request)
@@ -110,10 +113,10 @@ class App:
                 if not self._desk.closed:
                     raise
                 told = closing()  # the server ends, and waits no longer
-                response = JSONResponse(tells(told), told.status, told.headers)
+                response = JSONResponse(told.told(path), told.status, told.headers)
             except Exception as error:  # noqa: BLE001  # whatever it was, the client is told and the log keeps no text
                 told = _told(path, error)
-                response = JSONResponse(tells(told), told.status, told.headers)
+                response = JSONResponse(told.told(path), told.status, told.headers)
             self._desk.measures.request(path, response.status_code)
             return response
 
@@ -164,67 +167,85 @@ class App:
 
     @staticmethod
     def _agent(request: Request, named: str | None) -> str | None:
-        header = request.headers.get("x-agent")
-        if header is not None:
-            try:
-                header = header.encode("latin-1").decode()  # headers come as bytes
-            except UnicodeDecodeError:
-                raise HttpError(400, "X-Agent is not UTF-8.", param="agent") from None
-        if header is not None and named is not None and header != named:
+        """The agent that a request names, in its body or in a header."""
+        try:
+            names = {
+                header.encode("latin-1").decode() for header in request.headers.getlist("x-agent")
+            }  # sent as bytes
+        except UnicodeDecodeError:
+            raise HttpError(400, "X-Agent is not UTF-8.", param="agent") from None
+        if "" in names:
+            raise HttpError(400, "X-Agent is empty: give a name, or leave it out.", param="agent")
+        names |= set() if named is None else {named}
+        if len(names) > 1:
             raise HttpError(400, "X-Agent and the field agent name two agents: give one.", param="agent")
-        return header
+        return names.pop() if names else None
 
     # -- replies -----------------------------------------------------------------------------------------------------
 
     async def _answer(
         self,
         request: Request,
-        wanted: Wanted,
-        whole: Callable[[AsyncIterator[Part]], Awaitable[Json]],
-        chunks: Callable[[AsyncIterator[Part]], AsyncIterator[str]] | None,
+        wanted: Sequence[Wanted],
+        whole: Callable[[list[AsyncIterator[Part]]], Awaitable[Json]],
+        chunks: Callable[[list[AsyncIterator[Part]]], AsyncIterator[str]] | None,
     ) -> Response:
         """The reply, whole; or as a stream, once it is sure that there is one."""
         async with contextlib.AsyncExitStack() as stack:
-            events = await stack.enter_async_context(
+            streams = await stack.enter_async_context(
                 self._desk.take(request.state.domain, wanted, lambda: _until_gone(request))
             )
-            first = await anext(events)  # what cannot be served is refused before a stream begins
-
-            async def all_events() -> AsyncIterator[Any]:
-                yield first
-                async for event in events:
-                    yield event
-
-            if wanted.text is not None:
-                parts = raw_parts_of(all_events())
-            else:
-                parts = parts_of(all_events(), self._marks, self._desk.engine.said, with_tools=bool(wanted.tools))
+            firsts = [
+                await anext(events) for events in streams
+            ]  # what cannot be served is refused before a stream begins
+            parts = [
+                self._parts(one, _joined(first, events))
+                for one, first, events in zip(wanted, firsts, streams, strict=True)
+            ]
             if chunks is None:
                 return JSONResponse(await whole(parts))
             return EventStream(chunks(parts), stack.pop_all(), _stream_error(request.url.path))
+
+    def _parts(self, wanted: Wanted, events: AsyncIterator[Event]) -> AsyncIterator[Part]:
+        if wanted.text is not None:
+            return raw_parts_of(events)
+        return parts_of(events, self._marks, self._desk.engine.said, with_tools=bool(wanted.tools))
 
     async def _chat(self, request: Request) -> Response:
         body = await self._read(request, ChatBody)
         self._check_model(body.model)
         wanted = chat_wanted(body, self._agent(request, body.agent), self._marks, self._desk.limits.max_tokens)
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        reply = ChatReply(self._model, self._fingerprint, bool(body.logprobs), with_usage)
-        return await self._answer(request, wanted, reply.whole, reply.chunks if body.stream else None)
+        reply = ChatReply(self._model, self._fingerprint, bool(body.logprobs), body.with_usage)
+        return await self._answer_one(request, wanted, reply, stream=bool(body.stream))
 
     async def _completions(self, request: Request) -> Response:
         body = await self._read(request, CompletionBody)
         self._check_model(body.model)
-        wanted = text_wanted(body, self._agent(request, body.agent), self._desk.limits.max_tokens)
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        reply = TextReply(self._model, self._fingerprint, body.logprobs is not None, with_usage)
+        wanted = texts_wanted(body, self._agent(request, body.agent), self._desk.limits.max_tokens)
+        reply = TextReply(self._model, self._fingerprint, body.logprobs is not None, body.with_usage)
         return await self._answer(request, wanted, reply.whole, reply.chunks if body.stream else None)
 
     async def _messages(self, request: Request) -> Response:
         body = await self._read(request, MessagesBody)
         self._check_model(body.model)
         wanted = messages_wanted(body, self._agent(request, body.agent), self._marks)
-        reply = MessageReply(self._model)
-        return await self._answer(request, wanted, reply.whole, reply.chunks if body.stream else None)
+        return await self._answer_one(request, wanted, MessageReply(self._model), stream=bool(body.stream))
+
+    async def _answer_one(
+        self, request: Request, wanted: Wanted, reply: ChatReply | MessageReply, *, stream: bool
+    ) -> Response:
+        return await self._answer(
+            request,
+            [wanted],
+            lambda parts: reply.whole(parts[0]),
+            (lambda parts: reply.chunks(parts[0])) if stream else None,
+        )
+
+    async def _count_tokens(self, request: Request) -> Response:
+        body = await self._read(request, CountBody)
+        self._check_model(body.model)
+        wanted = Wanted({}, *conversation_of(body, self._marks))
+        return JSONResponse({"input_tokens": await self._desk.count(wanted)})
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -240,20 +261,29 @@ class App:
         return Response(measures.text(status), media_type=measures.content_type)
 
     async def _models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+        page = {"has_more": False, "first_id": self._model, "last_id": self._model}
+        return JSONResponse({"object": "list", "data": [self._model_entry()], **page})
 
     async def _one_model(self, request: Request) -> Response:
         self._check_model(request.path_params["model"])
         return JSONResponse(self._model_entry())
 
     def _model_entry(self) -> Json:
+        """In the form of OpenAI and in that of Anthropic at once."""
         entry = {"id": self._model, "object": "model", "created": 0, "owned_by": "amem"}
-        return entry | {"context_length": self._context_length}
+        named = {"type": "model", "display_name": self._model, "created_at": "1970-01-01T00:00:00Z"}
+        return entry | named | {"context_length": self._context_length}
 
 
 def model_id(name: str) -> str:
     """What clients call the model: its name, or its folder's; they need not know where that lies."""
     return Path(name).name if Path(name).is_absolute() or Path(name).is_dir() else name
+
+
+async def _joined(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    yield first
+    async for event in rest:
+        yield event
 
 
 async def _until_gone(request: Request) -> None:
@@ -262,11 +292,12 @@ async def _until_gone(request: Request) -> None:
         pass
 
 
-async def _not_found(_request: Request, error: Exception) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     what = "no such path" if status == 404 else "this path does not take that method"
-    headers = getattr(error, "headers", None)
-    return JSONResponse(HttpError(status, f"{what}: see /openapi.json.").openai(), status, headers)
+    served = "/v1/chat/completions, /v1/completions, /v1/messages and /v1/models"
+    told = HttpError(status, f"{what}; there are {served}, and /openapi.json describes them.")
+    return JSONResponse(told.told(request.url.path), status, getattr(error, "headers", None))
 
 
 def _stream_error(path: str) -> Callable[[Exception], str | None]:
@@ -275,10 +306,7 @@ def _stream_error(path: str) -> Callable[[Exception], str | None]:
     def tell(error: Exception) -> str | None:
         if isinstance(error, ClientGoneError):
             return None
-        told = _told(path, error)
-        from amem.serve.chat import server_event
-
-        return server_event(told.anthropic(), "error") if path == "/v1/messages" else server_event(told.openai())
+        return server_event(_told(path, error).told(path), "error" if path == "/v1/messages" else None)
 
     return tell
 

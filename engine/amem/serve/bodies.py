@@ -19,6 +19,13 @@ Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 Json = dict[str, Any]
+Tools = Annotated[list[Json], Field(max_length=128)]
+PROMPTS = 32  #: of one request
+
+#: by field: the values that ask for nothing, and what to do in place of any other
+Neutral = Mapping[str, tuple[tuple[object, ...], str]]
+_LEAVE = "leave it out"
+_ONCE = "send the request once for each choice, with another seed"
 
 #: a field that is of no effect: its value is not looked at
 Passed = Annotated[Any, Field(default=None, description="Passed over.")]
@@ -27,15 +34,16 @@ Passed = Annotated[Any, Field(default=None, description="Passed over.")]
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    #: by field: the values that ask for nothing; any other is refused
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    #: any other value of these fields is refused
+    neutral: ClassVar[Neutral] = {}
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> Self:
-        for name, values in self.neutral.items():
+        for name, (values, remedy) in self.neutral.items():
             value = getattr(self, name)
             if value is not None and value not in values:
-                raise HttpError(400, f"{name} is not supported here: leave it out.", code="unsupported", param=name)
+                said = "as given" if values else "here"
+                raise HttpError(400, f"{name} is not supported {said}: {remedy}.", code="unsupported", param=name)
         return self
 
 
@@ -87,6 +95,18 @@ class _OpenAI(_Sampling):
         """Stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream is to tell its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    neutral: ClassVar[Neutral] = {
+        "n": ((1,), _ONCE),
+        "frequency_penalty": ((0,), _LEAVE),
+        "presence_penalty": ((0,), _LEAVE),
+        "logit_bias": (({},), _LEAVE),
+    }
+
 
 class ChatMessage(BaseModel):
     """A message. Fields that are not known here are passed over: clients send replies back as they got them."""
@@ -113,7 +133,7 @@ class ChatBody(_OpenAI):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Json] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | Json | None = None
     parallel_tool_calls: bool | None = None
     response_format: Json | None = None
@@ -126,54 +146,39 @@ class ChatBody(_OpenAI):
     prediction: Json | None = None
     web_search_options: Json | None = None
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "n": (1,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True,),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        **dict.fromkeys(
-            (
-                "reasoning_effort",
-                "verbosity",
-                "functions",
-                "function_call",
-                "audio",
-                "prediction",
-                "web_search_options",
-            ),
-            (),
-        ),
+    neutral: ClassVar[Neutral] = {
+        **_OpenAI.neutral,
+        "tool_choice": (("none", "auto"), 'no model can be made to call a tool; give "auto", and ask for the call'),
+        "parallel_tool_calls": ((True,), "a reply has the calls that the model makes; leave it out, and answer each"),
+        "response_format": (({"type": "text"},), "leave it out, ask for the form in a message, and check the reply"),
+        "modalities": ((["text"],), _LEAVE),
+        "functions": ((), "give tools"),
+        "function_call": ((), "give tools, and tool_choice"),
+        **dict.fromkeys(("reasoning_effort", "verbosity", "audio", "prediction", "web_search_options"), ((), _LEAVE)),
     }
 
 
 class CompletionBody(_OpenAI):
     """The body of /v1/completions."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)]
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
     max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "n": (1,),
-        "best_of": (1,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "echo": (False,),
-        "suffix": ("",),
+    neutral: ClassVar[Neutral] = {
+        **_OpenAI.neutral,
+        "best_of": ((1,), _ONCE),
+        "echo": ((False,), "the prompt is what was sent; leave it out"),
+        "suffix": (("",), _LEAVE),
     }
 
     @property
-    def text(self) -> str:
-        """The one text."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+    def texts(self) -> list[str]:
+        """The texts."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
 class MessagesMessage(BaseModel):
@@ -184,23 +189,39 @@ class MessagesMessage(BaseModel):
     content: Text | list[Json]
 
 
-class MessagesBody(_Sampling):
-    """The body of /v1/messages."""
+class CountBody(_Body):
+    """The body of /v1/messages/count_tokens: a conversation in Anthropic's form."""
 
+    model: Text | None = None
     messages: Annotated[list[MessagesMessage], Field(min_length=1)]
-    max_tokens: Count
     system: Text | list[Json] | None = None
-    stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
-    tools: list[Json] | None = None
+    tools: Tools | None = None
     tool_choice: Json | None = None
     thinking: Json | None = None
+    cache_control: Passed = None
+
+    neutral: ClassVar[Neutral] = {
+        "tool_choice": (
+            ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}, {"type": "none"}),
+            'no model can be made to call a tool, nor to call one alone; give {"type": "auto"}, and ask for the call',
+        ),
+        "thinking": (
+            ({"type": "disabled"},),
+            "a model thinks as its chat template has it, without a budget; leave it out",
+        ),
+    }
+
+
+class MessagesBody(CountBody, _Sampling):
+    """The body of /v1/messages."""
+
+    max_tokens: Count
+    stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
     top_k: int | None = None
     metadata: Passed = None
     service_tier: Passed = None
-    cache_control: Passed = None
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "tool_choice": ({"type": "auto"}, {"type": "none"}),
-        "thinking": ({"type": "disabled"},),
-        "top_k": (),
+    neutral: ClassVar[Neutral] = {
+        **CountBody.neutral,
+        "top_k": ((), "give top_p"),
     }

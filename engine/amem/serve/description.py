@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from amem.serve.bodies import ChatBody, CompletionBody, MessagesBody
+from amem.serve.bodies import ChatBody, CompletionBody, CountBody, MessagesBody
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"typ
 
 def description(model: str, *, with_keys: bool) -> Json:
     """The OpenAPI 3.1 document."""
-    bodies = (ChatBody, CompletionBody, MessagesBody)
+    bodies = (ChatBody, CompletionBody, MessagesBody, CountBody)
     _, found = models_json_schema(
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
@@ -45,6 +45,9 @@ def description(model: str, *, with_keys: bool) -> Json:
         ),
         "/v1/completions": _post("CompletionBody", "Continue a text as it stands.", "choices"),
         "/v1/messages": _post("MessagesBody", "Reply to a conversation, as Anthropic's clients ask for it.", "content"),
+        "/v1/messages/count_tokens": _post(
+            "CountBody", "How many tokens a conversation takes.", "input_tokens", replies=False
+        ),
         "/v1/models": _get("The model that is loaded.", _schema("object", "data")),
         "/v1/models/{model}": _get("One model.", _schema("id", "object"), 404, parameters=[_MODEL]),
         "/health": _get("Whether the server answers.", _schema("status"), free=True),
@@ -63,19 +66,17 @@ def description(model: str, *, with_keys: bool) -> Json:
     return document
 
 
-def _post(body: str, text: str, part: str) -> Json:
+def _post(body: str, text: str, part: str, *, replies: bool = True) -> Json:
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
-    reply = {
-        "description": "The reply; with stream, as server-sent events.",
-        "content": {
-            "application/json": {"schema": _schema("id", "model", part, "usage", "amem")},
-            "text/event-stream": {"schema": {"type": "string"}},
-        },
-    }
+    of_reply = ("id", "model", "usage", "amem") if replies else ()
+    given: Json = {"application/json": {"schema": _schema(part, *of_reply)}}
+    if replies:
+        given["text/event-stream"] = {"schema": {"type": "string"}}
+    reply = {"description": "The reply; with stream, as server-sent events." if replies else text, "content": given}
     return {
         "post": {
             "summary": text,
-            "parameters": [_AGENT],
+            "parameters": [_AGENT] if replies else [],
             "requestBody": {"required": True, "content": content},
             "responses": {"200": reply, **{str(status): _refusal(status) for status in _REFUSALS}},
         }

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from amem.checks import check_text
 from amem.errors import AgentLocked, Cancelled, ContextOverflow
-from amem.model.messages import plain_messages, plain_tools
+from amem.model.messages import plain_messages, plain_tools, strings_of
 from amem.results import Event, Reply
 from amem.serve.errors import HttpError
-from amem.serve.keys import OWNER
+from amem.serve.keys import OWNER, SESSIONS
 from amem.serve.limits import Limits
 from amem.serve.marks import marks_of, marks_of_text
 from amem.serve.measures import Measures
 from amem.serve.named import NamedAgents
 from amem.serve.sessions import Marks, Session, Sessions
+from amem.serve.taken import Taken
 from amem.serve.threads import in_thread
-from amem.stream import events_of, queued_request
+from amem.stream import queued_request
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -88,7 +89,7 @@ class Desk:
         """A domain's sessions without a name, in a space of their own."""
         if domain not in self._sessions:
             inside = self.space(domain)
-            self._sessions[domain] = Sessions(inside.in_space(f"{inside.space}/http"), self.limits)
+            self._sessions[domain] = Sessions(inside.in_space(f"{inside.space}/{SESSIONS}"), self.limits)
         return self._sessions[domain]
 
     def close(self) -> None:
@@ -128,42 +129,50 @@ class Desk:
         except TimeoutError:
             raise closing() if self.closed else self._late("the body did not come within") from None
 
-    async def expire(self) -> None:
-        """Delete the sessions that were idle for too long."""
-        for sessions in list(self._sessions.values()):
-            await sessions.expire()
+    async def expire(self, domains: Iterable[str]) -> None:
+        """Delete the sessions that were idle for too long, those of earlier servers too."""
+        for domain in domains:
+            await self.sessions(domain).expire()
 
     @contextlib.asynccontextmanager
     async def take(
-        self, domain: str, wanted: Wanted, gone: Callable[[], Awaitable[object]]
-    ) -> AsyncIterator[AsyncIterator[Event]]:
-        """A request's events. It ends with this context, when ``gone`` comes to its end, or when its time is up.
+        self, domain: str, wanted: Sequence[Wanted], gone: Callable[[], Awaitable[object]]
+    ) -> AsyncIterator[list[AsyncIterator[Event]]]:
+        """The events of requests that came as one. They end with this context, with ``gone``, or when their time is up.
 
         Raises
         ------
-            HttpError: too many requests are waiting, it is too long, its time is up, or the server ends.
+            HttpError: too many requests are waiting, one is too long, their time is up, or the server ends.
             ClientGoneError: the client went away; the agent is as it was.
-            AmemError: it cannot be served.
+            AmemError: one cannot be served.
         """
-        self._admit()
-        started = time.monotonic()
-        try:
-            await self._check_length(wanted)
+        with self._admitted(len(wanted)):
+            for one in wanted:
+                await self._check_length(one)
             async with contextlib.AsyncExitStack() as stack:
-                note: Callable[[Reply], None] | None = None
-                if wanted.agent is not None:
-                    engine = self.space(domain)
-                    await stack.enter_async_context(self.named.use(engine, wanted.agent))
-                    request = await queued_request(wanted.submit(engine, wanted.agent))
-                else:
-                    request, note = await self._placed(stack, self.sessions(domain), wanted)
-                end = stack.enter_context(_Ending(request, gone, self))
-                events = self._events(wanted, request, end, note)
-                await stack.enter_async_context(contextlib.aclosing(events))
-                yield events
-        finally:
-            self._n_taken -= 1
-            self._mean_s += 0.1 * (time.monotonic() - started - self._mean_s)
+                taken = [await self._queued(stack, domain, one) for one in wanted]
+                end = stack.enter_context(_Ending([one.request for one in taken], gone, self))
+                streams: list[AsyncIterator[Event]] = []
+                for one, of_one in zip(wanted, taken, strict=True):
+                    events = self._events(one, of_one, end)
+                    streams.append(await stack.enter_async_context(contextlib.aclosing(events)))
+                yield streams
+
+    async def count(self, wanted: Wanted) -> int:
+        """How many tokens a conversation takes. Raises HttpError as `take` does, and InputError if it is none."""
+        with self._admitted(1):
+            await self._check_length(wanted)
+            return await in_thread(partial(self.engine.n_chat_tokens, wanted.messages, wanted.tools))
+
+    async def _queued(self, stack: contextlib.AsyncExitStack, domain: str, wanted: Wanted) -> Taken:
+        if wanted.agent is not None:
+            engine = self.space(domain)
+            await stack.enter_async_context(self.named.use(engine, wanted.agent))
+            taken = Taken(await queued_request(wanted.submit(engine, wanted.agent)))
+        else:
+            taken = Taken(*await self._placed(stack, self.sessions(domain), wanted))
+        stack.push_async_callback(taken.aclose)
+        return taken
 
     async def _placed(
         self, stack: contextlib.AsyncExitStack, sessions: Sessions, wanted: Wanted
@@ -191,6 +200,9 @@ class Desk:
         A long text is counted piece by piece, and others are served between two. Replies are left out: a chat template
         may leave out their thoughts. What is not refused here is counted exactly later.
         """
+        limit = self._context_length
+        if len(wanted.messages) > limit:  # each takes a token at least
+            raise _too_long(wanted, f"more than {limit}", limit)
         if wanted.text is not None:
             check_text("the text", wanted.text)
             text, n_texts = wanted.text, 1
@@ -198,8 +210,8 @@ class Desk:
             texts = [
                 str(one["content"]).strip() for one in plain_messages(wanted.messages) if one["role"] != "assistant"
             ]
+            texts += strings_of(wanted.tools)
             text, n_texts = "\n".join(texts), len(texts)
-        limit = self._context_length
         if len(text) <= _CHARS_PER_TOKEN * limit:
             return
         n_tokens = -n_texts  # a line's end between two may be a token of ours
@@ -209,10 +221,17 @@ class Desk:
             if n_tokens > limit:
                 raise _too_long(wanted, f"more than {n_tokens}", limit)
 
-    def _admit(self) -> None:
+    @contextlib.contextmanager
+    def _admitted(self, n: int) -> Iterator[None]:
+        """While a client's requests run or wait."""
         if self.closed:
             raise closing()
-        if self._n_taken >= self.limits.requests:
+        most = self.limits.requests
+        if n > most:
+            raise HttpError(
+                400, f"{n} at once are more than this server takes on: send at most {most}.", param="prompt"
+            )
+        if self._n_taken + n > most:
             raise HttpError(
                 429,
                 f"{self._n_taken} requests run or wait already: come back later.",
@@ -220,21 +239,22 @@ class Desk:
                 code="queue_full",
                 headers={"Retry-After": str(min(60, max(1, round(self._mean_s))))},
             )
-        self._n_taken += 1
-
-    async def _events(
-        self, wanted: Wanted, request: Request, end: _Ending, note: Callable[[Reply], None] | None
-    ) -> AsyncGenerator[Event, None]:
+        self._n_taken += n
+        started = time.monotonic()
         try:
-            async with contextlib.aclosing(events_of(request)) as events:
-                async for event in events:
-                    if event.reply is not None:
-                        self.measures.reply(event.reply.metrics)
-                        if note is not None:
-                            note(event.reply)
-                    yield event
+            yield
+        finally:
+            self._n_taken -= n
+            self._mean_s += 0.1 * (time.monotonic() - started - self._mean_s)
+
+    async def _events(self, wanted: Wanted, taken: Taken, end: _Ending) -> AsyncGenerator[Event, None]:
+        try:
+            async for event in taken:
+                if event.reply is not None:
+                    self.measures.reply(event.reply.metrics)
+                yield event
         except ContextOverflow:
-            raise _too_long(wanted, str(len(request.prompt_ids)), self._context_length) from None
+            raise _too_long(wanted, str(len(taken.request.prompt_ids)), self._context_length) from None
         except Cancelled:
             if end.gone:
                 self.measures.gone()
@@ -263,23 +283,23 @@ def closing() -> HttpError:
 def _too_long(wanted: Wanted, n_tokens: str, limit: int) -> HttpError:
     """The refusal of a request for which the model has no room, in the client's terms."""
     said, param = ("these messages take", "messages") if wanted.text is None else ("this prompt takes", "prompt")
-    most = int(wanted.settings["max_tokens"])
+    most = wanted.settings.get("max_tokens")
     room = limit - int(n_tokens) if n_tokens.isdigit() else 0
     remedy = f"give max_tokens of at most {room}" if room > 0 else f"shorten the {param}"
+    more = ", which" if most is None else f", and with max_tokens={most} that"
     return HttpError(
         400,
-        f"{said} {n_tokens} tokens, and with max_tokens={most} that is more than the model's context of {limit}: "
-        f"{remedy}.",
+        f"{said} {n_tokens} tokens{more} is more than the model's context of {limit}: {remedy}.",
         code="context_length_exceeded",
         param=param,
     )
 
 
 class _Ending:
-    """Cancels a request when its client goes away, when its time is up, or when the server ends."""
+    """Cancels a client's requests when it goes away, when their time is up, or when the server ends."""
 
-    def __init__(self, request: Request, gone: Callable[[], Awaitable[object]], desk: Desk) -> None:
-        self._request = request
+    def __init__(self, requests: Sequence[Request], gone: Callable[[], Awaitable[object]], desk: Desk) -> None:
+        self._requests = requests
         self._gone = gone
         self._desk = desk
         self.gone = False
@@ -297,14 +317,15 @@ class _Ending:
         self._desk.unwatch(self)
 
     def close(self) -> None:
-        """The server ends."""
-        self._request.cancel()
+        """The server ends, or for another reason nobody waits for them any more."""
+        for request in self._requests:
+            request.cancel()
 
     def _time_is_up(self) -> None:
         self.late = True
-        self._request.cancel()
+        self.close()
 
     async def _wait(self) -> None:
         await self._gone()
         self.gone = True
-        self._request.cancel()
+        self.close()

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from amem.results import Reply, ReplyMetrics
-from amem.serve.bodies import MessagesBody, MessagesMessage
-from amem.serve.chat import metrics_of, server_event, tools_for
+from amem.serve.bodies import CountBody, MessagesBody, MessagesMessage
+from amem.serve.chat import metrics_of, tools_for
 from amem.serve.desk import Wanted
 from amem.serve.errors import HttpError
-from amem.serve.parts import Part
+from amem.serve.parts import Part, whole_of
+from amem.serve.streaming import server_event
 
 if TYPE_CHECKING:
     from amem.model.said import Call, ReplyMarks
@@ -22,7 +23,13 @@ Json = dict[str, Any]
 
 
 def messages_wanted(body: MessagesBody, agent: str | None, marks: ReplyMarks) -> Wanted:
-    """What a request asks for, with its blocks as messages of the engine.
+    """What a request asks for; errors as `conversation_of`."""
+    settings = body.sampling(body.max_tokens, body.stop_sequences or [], None, None)
+    return Wanted(settings, *conversation_of(body, marks), agent=agent)
+
+
+def conversation_of(body: CountBody, marks: ReplyMarks) -> tuple[list[Json], list[Json]]:
+    """A body's blocks as messages of the engine, and its tools as chat templates know them.
 
     Raises
     ------
@@ -35,8 +42,7 @@ def messages_wanted(body: MessagesBody, agent: str | None, marks: ReplyMarks) ->
     for message in body.messages:
         messages += _messages(message)
     tools = tools_for(marks, body.tools, wanted=body.tool_choice != {"type": "none"})
-    settings = body.sampling(body.max_tokens, body.stop_sequences or [], None, None)
-    return Wanted(settings, messages, [_tool(tool) for tool in tools], agent=agent or body.agent)
+    return messages, [_tool(tool) for tool in tools]
 
 
 @dataclass
@@ -48,19 +54,13 @@ class MessageReply:
 
     async def whole(self, parts: AsyncIterator[Part]) -> Json:
         """The body of a reply that is not streamed. A thought is no part of it."""
-        content: list[Json] = []
-        text = ""
-        reply: Reply | None = None
-        async for part in parts:
-            text += part.text
-            if part.call is not None:
-                content.append(_block(part.call))
-            reply = part.reply or reply
-        assert reply is not None
-        if text or not content:
-            content.insert(0, {"type": "text", "text": text})
-        return {**self._message(content), **_end(reply, content), "usage": usage_of(reply.metrics),
-                "amem": metrics_of(reply.metrics)}  # fmt: skip
+        whole = await whole_of(parts)
+        content = [_block(call) for call in whole.calls]
+        if whole.text or not content:
+            content.insert(0, {"type": "text", "text": whole.text})
+        metrics = whole.reply.metrics
+        return {**self._message(content), **_end(whole.reply, content), "usage": usage_of(metrics),
+                "amem": metrics_of(metrics)}  # fmt: skip
 
     async def chunks(self, parts: AsyncIterator[Part]) -> AsyncIterator[str]:
         """The events of a stream. What was reused is known, and told, at its end."""

@@ -25,6 +25,30 @@ class Part:
     reply: Reply | None = None
 
 
+@dataclass(frozen=True)
+class Whole:
+    """All of a reply's parts."""
+
+    thought: str
+    text: str
+    calls: tuple[Call, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    reply: Reply
+
+
+async def whole_of(parts: AsyncIterator[Part]) -> Whole:
+    """A reply, once all its parts have come."""
+    came = [part async for part in parts]
+    replies = [part.reply for part in came if part.reply is not None]
+    return Whole(
+        "".join(part.thought for part in came),
+        "".join(part.text for part in came),
+        tuple(part.call for part in came if part.call is not None),
+        tuple(entry for part in came for entry in part.logprobs),
+        replies[-1],
+    )
+
+
 async def parts_of(
     events: AsyncIterator[Event], marks: ReplyMarks, said: Callable[[str], Said], *, with_tools: bool
 ) -> AsyncIterator[Part]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
+
+def server_event(data: Mapping[str, object], name: str | None = None) -> str:
+    """One server-sent event."""
+    heading = f"event: {name}\n" if name else ""
+    return f"{heading}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 class EventStream(Response):

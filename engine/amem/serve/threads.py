@@ -16,4 +16,5 @@ async def in_thread(work: Callable[[], T]) -> T:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
+        running.exception()  # else it is logged as one that nobody asked for, with words that may be a client's
         raise
