@@ -7,11 +7,15 @@ import anthropic
 import httpx
 import openai
 import pytest
+from autogen_agentchat.agents import AssistantAgent
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+from langchain_openai import ChatOpenAI
 
 from tests.serve.conftest import Place
 
 MODEL = "smollm2-135m"
 N_TOKENS = 4
+OPENING = "We sell a small greenhouse kit. How do we begin?"
 SYSTEMS = {
     "planner": "You are a planner. You name the next step.",
     "critic": "You are a critic. You name the weakest part.",
@@ -117,7 +121,7 @@ def discussion(place, clients, *, restart):
     """Two agents that see each other's words, a round with each client: all replies, and each request's cached tokens."""
     place.open()
     histories = {name: [{"role": "system", "content": text}] for name, text in SYSTEMS.items()}
-    said = "We sell a small greenhouse kit. How do we begin?"
+    said = OPENING
     replies, cached = [], {name: [] for name in SYSTEMS}
     for client_of in clients:
         with contextlib.closing(client_of(place.server.url)) as client:
@@ -138,10 +142,29 @@ def undisturbed(bundled):
     return discussion(bundled(), [OpenAI] * 3, restart=False)
 
 
+class LangChain:
+    """langchain-openai, which streams what it was told before as well."""
+
+    def __init__(self, url):
+        self.http = httpx.Client()
+        self.model = ChatOpenAI(
+            model=MODEL, base_url=f"{url}/v1", api_key="none", max_tokens=N_TOKENS, max_retries=0, http_client=self.http
+        )
+
+    def close(self):
+        self.http.close()
+
+    def ask(self, messages):
+        asked = [(one["role"], one["content"]) for one in messages]
+        message = self.model.invoke(asked)
+        assert message.text == "".join(piece.text for piece in self.model.stream(asked))
+        return message.text, message.usage_metadata["input_token_details"]["cache_read"]
+
+
 @pytest.mark.parametrize(
     "clients",
-    [[OpenAI, OpenAIStream, OpenAIAsync], [Anthropic, AnthropicStream, Anthropic]],
-    ids=["openai", "anthropic"],
+    [[OpenAI, OpenAIStream, OpenAIAsync], [Anthropic, AnthropicStream, Anthropic], [LangChain] * 3],
+    ids=["openai", "anthropic", "langchain"],
 )
 def test_two_agents_go_on_through_restarts(bundled, undisturbed, clients):
     """They say what they say undisturbed, and what is reused grows with every round."""
@@ -152,79 +175,40 @@ def test_two_agents_go_on_through_restarts(bundled, undisturbed, clients):
         assert 0 == of_agent[0] < of_agent[1] < of_agent[2]
 
 
-def test_autogen_agents_go_on_through_restarts(bundled):
-    """AssistantAgent with its OpenAI client; its state is its own, ours is found by what it sends."""
-    chat = pytest.importorskip("autogen_agentchat.agents", reason="the extra 'clients' is not installed")
-    models = pytest.importorskip("autogen_ext.models.openai", reason="the extra 'clients' is not installed")
+def test_autogen_agents_go_on_through_restarts(bundled, undisturbed):
+    """AssistantAgent with its OpenAI client, streaming in the last round; each round has agents made of saved states."""
     info = {"vision": False, "function_calling": False, "json_output": False, "family": "unknown",
             "structured_output": False, "multiple_system_messages": False}  # fmt: skip
+    states, replies, cached = {}, [], {name: [] for name in SYSTEMS}
 
-    async def discuss(place, *, restart):
+    async def answer(name, said, *, stream):
+        client = OpenAIChatCompletionClient(
+            model=MODEL, base_url=f"{place.server.url}/v1", api_key="none", model_info=info, max_tokens=N_TOKENS,
+            include_name_in_message=False,
+        )  # fmt: skip
+        agent = AssistantAgent(name, client, system_message=SYSTEMS[name], model_client_stream=stream)
+        if name in states:
+            await agent.load_state(states[name])
+        result = await agent.run(task=said)
+        states[name] = await agent.save_state()
+        await client.close()
+        return result.messages[-1].content
+
+    place, said = bundled(), OPENING
+    for number in range(3):
         place.open()
-        states, said, replies, cached = (
-            {},
-            "We sell a greenhouse kit. How do we begin?",
-            [],
-            {name: [] for name in SYSTEMS},
-        )
-        for _ in range(3):
-            for name, system in SYSTEMS.items():
-                client = models.OpenAIChatCompletionClient(
-                    model=MODEL, base_url=f"{place.server.url}/v1", api_key="none", model_info=info,
-                    max_tokens=N_TOKENS, include_name_in_message=False,
-                )  # fmt: skip
-                agent = chat.AssistantAgent(name, client, system_message=system)
-                if name in states:
-                    await agent.load_state(states[name])
-                before = reused(place)
-                result = await agent.run(task=said)
-                said = result.messages[-1].content
-                states[name] = await agent.save_state()
-                await client.close()
-                replies.append(said)
-                cached[name].append(reused(place) - before)
-            if restart:
-                place.open()
-        return replies, cached
-
-    through = asyncio.run(discuss(bundled(), restart=False))
-    restarted = asyncio.run(discuss(bundled(), restart=True))
-    assert through[0] == restarted[0]
-    for of_agent in restarted[1].values():
-        assert 0 == of_agent[0] < of_agent[1] < of_agent[2]
+        for name in SYSTEMS:
+            before = reused(place)
+            said = asyncio.run(answer(name, said, stream=number == 2))
+            replies.append(said)
+            cached[name].append(reused(place) - before)
+    assert undisturbed == (replies, cached)
 
 
 def reused(place):
     """Prompt tokens that the server has reused so far."""
     lines = [line for line in place.http.get("/metrics").text.splitlines() if 'source="reused"' in line]
     return next((float(line.split()[-1]) for line in lines if "_total" in line), 0.0)
-
-
-def test_langchain_goes_on_through_a_restart(bundled):
-    """ChatOpenAI, streamed and not, with the tokens it counts itself."""
-    langchain = pytest.importorskip("langchain_openai", reason="the extra 'clients' is not installed")
-
-    class LangChain:
-        def __init__(self, url):
-            self.http = httpx.Client()
-            self.model = langchain.ChatOpenAI(
-                model=MODEL, base_url=f"{url}/v1", api_key="none", max_tokens=N_TOKENS, max_retries=0,
-                http_client=self.http,
-            )  # fmt: skip
-
-        def close(self):
-            self.http.close()
-
-        def ask(self, messages):
-            message = self.model.invoke([(one["role"], one["content"]) for one in messages])
-            streamed = "".join(piece.text for piece in self.model.stream([(m["role"], m["content"]) for m in messages]))
-            assert message.text == streamed
-            return message.text, message.usage_metadata["input_token_details"]["cache_read"]
-
-    replies, cached = discussion(bundled(), [LangChain] * 3, restart=True)
-    assert 6 == len(replies)
-    for of_agent in cached.values():
-        assert 0 == of_agent[0] < of_agent[1] < of_agent[2]
 
 
 def test_the_openai_client_raises_its_own_errors(bundled):
@@ -257,6 +241,18 @@ def test_the_openai_client_raises_its_own_errors(bundled):
         pytest.raises(anthropic.AuthenticationError),
     ):
         wrong.messages.create(model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "Hi."}])
+
+
+def test_the_anthropic_client_counts_tokens_and_lists_the_model(bundled):
+    """In its own types."""
+    place = bundled().open()
+    with anthropic.Anthropic(base_url=place.server.url, api_key="none", max_retries=0) as client:
+        asked = {"model": MODEL, "system": SYSTEMS["critic"], "messages": [{"role": "user", "content": "Hi."}]}
+        counted = client.messages.count_tokens(**asked)
+        usage = client.messages.create(max_tokens=1, **asked).usage
+        assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens
+        (model,) = client.models.list()
+        assert ("model", MODEL, MODEL) == (model.type, model.id, model.display_name)
 
 
 def test_a_named_agent_is_reached_with_an_extra_field(bundled):
