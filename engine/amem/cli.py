@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The grammar of all commands."""
     whole = argparse.ArgumentParser(prog="amem", description="Agents that keep their attention state.")
+    whole.add_argument("--version", action="version", version=f"amem {metadata.version('amem')}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="write JSON")
@@ -76,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
     ask.add_argument("--max-tokens", type=int, default=512, metavar="N", help="the most tokens to generate")
     ask.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token")
     ask.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample from this much of the probability")
-    ask.add_argument("--seed", type=_seed, metavar="N", help='of the sampling, or "random" (default: from the request)')
+    ask.add_argument(
+        "--seed", type=_seed, metavar="N", help='of the sampling, or "random"; without it a request repeats itself'
+    )
     ask.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
     ask.add_argument("--memory", metavar="SIZE", help="the most that K and V may take in memory, e.g. 2GB")
 
@@ -227,12 +232,15 @@ def _serve(options: argparse.Namespace) -> int:
     from amem import Engine
 
     given = {
-        "requests": options.max_requests,
-        "timeout_s": options.timeout,
-        "grace_s": options.grace,
-        "idle_s": options.session_ttl,
+        "requests": ("--max-requests", options.max_requests),
+        "timeout_s": ("--timeout", options.timeout),
+        "grace_s": ("--grace", options.grace),
+        "idle_s": ("--session-ttl", options.session_ttl),
     }
-    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    for flag, value in given.values():
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag} must be above zero, not {value}.")
+    limits = Limits(**{name: value for name, (_, value) in given.items() if value is not None})
     keys = Keys.parse(options.api_key or os.environ.get("AMEM_API_KEY", "").split())
     space = options.space or DEFAULT_SPACE
     with (

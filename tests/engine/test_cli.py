@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -182,6 +183,14 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(argv, said, tmp_path
     assert said in told_of.err
     assert 1 == told_of.err.count("\n")
     assert ["notes.txt"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_the_version_is_told(capsys):
+    """As the package has it."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert 0 == ended.value.code
+    assert f"amem {metadata.version('amem')}\n" == capsys.readouterr().out
 
 
 def test_a_seed_that_is_none_is_a_wrong_usage(capsys):

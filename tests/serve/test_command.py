@@ -74,9 +74,9 @@ def test_the_key_may_come_from_the_environment(serve):
         (["--port", "-1"], "65535"),
         (["--api-key", "a", "--api-key", "b"], "no name"),
         (["--api-key", "http:k"], "sessions"),
-        (["--timeout", "0"], "above zero"),
-        (["--grace", "nan"], "above zero"),
-        (["--max-requests", "-3"], "above zero"),
+        (["--timeout", "0"], "--timeout must be above zero, not 0.0."),
+        (["--grace", "nan"], "--grace must be above zero, not nan."),
+        (["--max-requests", "-3"], "--max-requests must be above zero, not -3."),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(options, says, capsys, monkeypatch):
