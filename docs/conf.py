@@ -10,6 +10,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from amem import Engine
 from amem.cli import parser
 from amem_jupyter.commands import MAGICS, SUBCOMMANDS, Command
 from amem_jupyter.manual import describe, overview
@@ -24,8 +25,7 @@ html_show_copyright = False
 html_copy_source = False
 pygments_style = "friendly"
 default_role = "py:obj"  # a name in a docstring leads to what it names
-autodoc_default_options = {"members": True, "member-order": "bysource"}
-autodoc_class_signature = "separated"
+autodoc_default_options = {"members": True, "member-order": "bysource", "undoc-members": True}
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 myst_heading_anchors = 3
@@ -38,6 +38,7 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx before anything is read."""
     app.connect("source-read", _fill)
     app.connect("autodoc-process-docstring", _name_errors, priority=1)  # before napoleon
+    app.connect("autodoc-process-signature", _leave_out_signature)
 
 
 def _fill(_app: Sphinx, _page: str, source: list[str]) -> None:
@@ -51,6 +52,11 @@ def _name_errors(_app: Sphinx, _kind: str, _name: str, _what: object, _options: 
         if lines[at] == "Raises" and set(lines[at + 1]) == {"-"} and lines[at + 2].startswith("    "):
             lines[at : at + 2] = ["Raises:"]
             return
+
+
+def _leave_out_signature(_app: Sphinx, kind: str, _name: str, what: object, *_: object) -> tuple[str, str] | None:
+    """Only engines are made by who reads this; of results, the fields are listed."""
+    return ("", "") if kind == "class" and what is not Engine else None
 
 
 def _overview() -> str:

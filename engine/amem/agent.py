@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """A named conversation with its own attention state. `Engine.agent` makes one; several facades may share a name."""
+    """A named conversation with its own attention state. `Engine.agent` gives it; equal names mean the same agent."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine

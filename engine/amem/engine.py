@@ -48,9 +48,9 @@ class Engine:
         model: a bundled model's name, a local folder, or a hub id. Default: ``$AMEM_MODEL``, else ``smollm2-135m``.
         store: the folder of all agents. Default: ``$AMEM_STORE``, else ``~/.amem``.
         space: agents of different spaces do not meet, even if their names are the same.
-        memory: the most that hot K/V may take, in bytes or like "2GB". Default: ``$AMEM_MEMORY``, else a quarter of
-            the RAM.
-        disk: the most that the store may take. Default: 10 GB.
+        memory: the most that K and V may take in memory, in bytes or like "2GB". Default: ``$AMEM_MEMORY``, else a
+            quarter of the RAM.
+        disk: the most that the store may take on disk, in bytes or like "20GB". Default: 10 GB.
         codec: how K and V are stored: "auto", "q4", "q4-affine", "q3", "q2", "q8" or "fp16". "auto" measures once for
             each model on a short text, and takes the first of q4, q8 and fp16 that is true enough (see status).
         attention: "auto", "cpu" (kernels for Linux on a CPU, with numba) or "reference" (MLX's operations).

@@ -1,19 +1,21 @@
 """Every error that amem raises on purpose.
 
-AmemError
-├── InputError            a request that cannot be served as asked; nothing has changed
-│   ├── ContextOverflow   the prompt and its reply do not fit the model's context
-│   └── UnknownTurn       no such turn, or it is not on this agent's tree
-├── ModelError            a model that cannot be found, read or carried
-│   └── UnsupportedModel  its attention does not pass through a function that we carry
-├── MemoryBudgetError     the request needs more K/V memory than the budget leaves
-├── StoreError            the store cannot be read or written
-│   ├── AgentLocked       another engine or process is this agent's writer
-│   ├── CorruptState      stored bytes do not match their checksum
-│   ├── StoreFull         the disk or the quota is full
-│   └── StoreTooNew       written by a newer version of amem
-├── Cancelled             the request was cancelled; the agent is as it was before
-└── EngineClosed          the engine was closed, or its thread has died
+The tree of them::
+
+    AmemError
+    ├── InputError            a request that cannot be served as asked; nothing has changed
+    │   ├── ContextOverflow   the prompt and its reply do not fit the model's context
+    │   └── UnknownTurn       no such turn, or it is not on this agent's tree
+    ├── ModelError            a model that cannot be found, read or carried
+    │   └── UnsupportedModel  its attention does not pass through a function that we carry
+    ├── MemoryBudgetError     the request needs more K/V memory than the budget leaves
+    ├── StoreError            the store cannot be read or written
+    │   ├── AgentLocked       another engine or process is this agent's writer
+    │   ├── CorruptState      stored bytes do not match their checksum
+    │   ├── StoreFull         the disk or the quota is full
+    │   └── StoreTooNew       written by a newer version of amem
+    ├── Cancelled             the request was cancelled; the agent is as it was before
+    └── EngineClosed          the engine was closed, or its thread has died
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any
 class Match(StrEnum):
     """What a request found of its history in the agent's stored state."""
 
-    #: all of it, computed before at this place; but its last token, and what no boundary of reuse lies behind (less
-    #: than 64 tokens, so a shorter prompt as a whole), is computed again
+    #: all of it, computed before at this place. Its last token is computed again, and with it what comes after the last
+    #: boundary of reuse: less than 64 tokens, which may be all of a short prompt
     EXACT = "EXACT"
     EXTEND = "EXTEND"  #: the whole stored history; the request goes on from its end
     DIVERGE = "DIVERGE"  #: a part; from there the request says something else
@@ -100,7 +100,7 @@ class ReplyMetrics(_Record):
     computed_tokens: int  #: prompt tokens that were run through the model
     generated_tokens: int
     ttft_ms: float
-    queue_ms: float  #: waiting for its turn, for room in memory, and for others' steps when its bytes were in
+    queue_ms: float  #: waiting for its turn, for room in memory, and, once its bytes were read, for a step of others
     match_ms: float
     restore_ms: float
     prefill_ms: float
@@ -173,7 +173,7 @@ class Event(_Record):
     """One step of a streamed reply: a piece of text, progress, or the finished reply (last of all)."""
 
     text: str = ""
-    stage: str = ""  #: "", or what is going on: "queued", "restore", "prefill"
+    stage: str = ""  #: what is going on ("queued", "restore" or "prefill"), or ""
     done: int = 0  #: tokens done in this stage
     total: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()  #: of the tokens since the last piece of text, if they were asked for
