@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from IPython.display import display
 
 from amem_jupyter.markup import table as _table
+from benchmarks.machine import machine as _machine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,3 +30,10 @@ def plot(figure: Figure, text: str) -> None:
 
     display(figure, metadata={"image/png": {"alt": text}})
     plt.close(figure)
+
+
+def machine() -> None:
+    """Say what the times of this run were measured on, and how busy it was."""
+    found = _machine()
+    load = f"load average {found['load_average'][0]:.1f}"
+    print(f"Measured on {found['processor']}, {found['cores']} cores, {load}, {found['date']}.")

@@ -1,5 +1,7 @@
 """What notebooks show can be read by everyone, and on pages that take styles away."""
 
+import os
+
 import pytest
 from matplotlib import pyplot as plt
 
@@ -32,3 +34,10 @@ def test_a_plot_is_shown_once_with_its_text(shown):
     show.plot(figure, "two lines that rise")
     assert [(figure, {"metadata": {"image/png": {"alt": "two lines that rise"}}})] == shown
     assert not plt.fignum_exists(figure.number)
+
+
+def test_times_are_shown_with_the_machine_and_its_load(capsys):
+    """They say little without."""
+    show.machine()
+    said = capsys.readouterr().out
+    assert f"{os.cpu_count()} cores, load average" in said
