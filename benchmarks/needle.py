@@ -80,7 +80,7 @@ def main() -> None:
     backend = choose("auto").result()
     loaded = load("smollm2-135m")
     spec = checked_spec(loaded.model, loaded.fingerprint, backend=backend)
-    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model), backend.attend)
+    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model), backend)
     encode = loaded.tokenizer.encode
     [(_, haystack)] = sample(prose(), encode, TOKENS, 1)
     result: dict[str, Any] = {"rows": []}

@@ -92,7 +92,7 @@ def open_parts(
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     chunk = prefill_chunk or (128 if on_cpu else 512)
     device = "cpu" if on_cpu else "gpu"
-    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model), computing.attend)
+    runner = Runner(loaded.model, lambda: make_prompt_cache(loaded.model), computing)
     parts = EngineParts(
         model_name=loaded.name,
         realm=Realm(loaded.fingerprint, chosen.name),

@@ -28,7 +28,7 @@ def machine(name):
     model = ARCHITECTURES[name]()
     install(model)
     runners = {
-        backend: Runner(model, lambda: make_prompt_cache(model), choose(backend).result().attend)
+        backend: Runner(model, lambda: make_prompt_cache(model), choose(backend).result())
         for backend in ("reference", *(("cpu",) if CPU else ()))
     }
     return runners, probe(model)

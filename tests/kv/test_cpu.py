@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amem.errors import InputError
+from amem.kernels import cores
 from amem.kv import attention as reference
 from amem.kv import backend
 from amem.kv.codec import make_codec
@@ -88,6 +89,64 @@ def cut(stretch, lengths):
 
 
 @needs_kernels
+@settings(deadline=None, max_examples=10)
+@given(n_tokens=st.integers(1, 400), length=st.integers(1, 200), heads=st.integers(1, 3), n_threads=st.integers(2, 5))
+def test_no_bit_depends_on_threads(n_tokens, length, heads, n_threads):
+    """Divided among any number of threads, every row is computed, and with the same bits."""
+    layer, attend = states.layer(heads=heads, heads_q=2 * heads), backend.choose("cpu").result().attend
+    qkv, lengths = states.random_qkv(layer, n_tokens + length), [n_tokens, length]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cores, "WORTH", 1)
+        outs = []
+        for n in (1, n_threads):
+            patch.setattr(cores, "n_cores", lambda n=n: n)
+            outs.append(states.feed(states.new_sequence(states.layout(layer)), {0: qkv}, lengths, attend=attend)[0])
+    assert np.array_equal(*outs)
+
+
+def test_all_parts_are_computed_before_others_go_on(monkeypatch):
+    """As many parts as are worth it, each once; an error in one of them is the caller's."""
+    monkeypatch.setattr(cores, "n_cores", lambda: 3)
+    for work, most, wanted in ((0, 9, 1), (2 * cores.WORTH, 9, 2), (9 * cores.WORTH, 9, 3), (9 * cores.WORTH, 2, 2)):
+        parts = []
+        cores.share(lambda *part, parts=parts: parts.append(part), work, most)
+        assert [(part, wanted) for part in range(wanted)] == sorted(parts)
+
+    def fail(part, _n_parts):
+        if part == 1:
+            raise ValueError("one of them")
+
+    with pytest.raises(ValueError, match="one of them"):
+        cores.share(fail, 9 * cores.WORTH, 9)
+
+
+@needs_kernels
+def test_gates_agree_with_float64():
+    """SwiGLU over the whole range, infinities included; what is not a number stays one."""
+    from amem.kv.cpu import swiglu
+
+    rng = np.random.default_rng(0)
+    gate = np.concatenate([np.linspace(-120, 120, 4001), rng.normal(size=1000)]).astype(np.float32).reshape(1, 2, -1)
+    x = rng.normal(size=gate.shape).astype(np.float32)
+    wide = gate.astype(np.float64)
+    wanted = wide / (1 + np.exp(-wide)) * x
+    np.testing.assert_allclose(np.array(swiglu(mx.array(gate), mx.array(x))), wanted, rtol=1e-6, atol=1e-35)
+    odd = np.array(swiglu(mx.array([np.inf, np.nan, -87.5]), mx.array([2.0, 1.0, 1.0])))
+    assert np.isposinf(odd[0])
+    assert np.isnan(odd[1])
+    assert 0.0 == odd[2]
+
+
+@needs_kernels
+def test_gates_of_other_kinds_are_left_to_mlx():
+    """Half precision, and shapes that are not the same, are not this kernel's."""
+    from amem.kv.cpu import swiglu
+
+    assert swiglu(mx.zeros((2, 4), mx.float16), mx.zeros((2, 4), mx.float16)) is None
+    assert swiglu(mx.zeros((2, 4)), mx.zeros((1, 4))) is None
+
+
+@needs_kernels
 def test_a_nan_in_the_own_group_is_not_lost():
     """What is not a number stays one: a broken state must not look like a good answer."""
     layer, attend = states.layer(), backend.choose("cpu").result().attend
@@ -102,10 +161,10 @@ def test_a_nan_in_the_own_group_is_not_lost():
 @needs_kernels
 def test_weights_are_right_far_from_zero():
     """The exponential is as good as float32 allows over its whole range, and exactly zero beyond."""
-    from amem.kernels import attention as kernels
+    from amem.kernels.exponential import exp_below_zero
 
     x = np.concatenate([np.linspace(-86.9, 0, 5000), [-87.5, -1e30, -np.inf]]).astype(np.float32)
-    got = np.array([kernels._exp(value) for value in x])
+    got = np.array([exp_below_zero(value) for value in x])
     wanted = np.exp(x.astype(np.float64))
     assert np.abs(got[:-3] / wanted[:-3] - 1).max() < 3e-7
     assert [0.0] * 3 == got[-3:].tolist()

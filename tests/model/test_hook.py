@@ -6,11 +6,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.models import llama, qwen3_next
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from amem.model.hook import CarriedCache, install, spy
+from amem.model.hook import CarriedCache, gated, install, spy
 from tests.architectures import ARCHITECTURES
 
 TOKENS = mx.array([[5, 6, 7, 8]])
@@ -134,3 +135,36 @@ def test_an_error_in_the_cache_reaches_the_caller():
     install(model)
     with pytest.raises(RuntimeError, match="no such block"):
         model(TOKENS, cache=[Failing(), Failing()])
+
+
+def test_gates_are_computed_by_whoever_is_asked():
+    """Inside the block the model's gates are the given function's, outside mlx-lm's own; another thread's stay."""
+    model = ARCHITECTURES["llama"]()
+    install(model)
+    plain = model(TOKENS)
+    mx.eval(plain)
+    shapes = []
+
+    def gate(given, x):
+        shapes.append(given.shape)
+        return mx.zeros_like(x)
+
+    with gated(gate):
+        without_mlps = model(TOKENS)
+        with ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(lambda: np.array(model(TOKENS))).result()
+    assert len(model.layers) == len(shapes)
+    assert not mx.allclose(plain, without_mlps)
+    assert np.allclose(np.array(plain), elsewhere, atol=1e-6)
+    assert mx.array_equal(plain, model(TOKENS))
+
+
+def test_a_gate_that_declines_leaves_it_to_the_model():
+    """None means: not for these arrays."""
+    model = ARCHITECTURES["llama"]()
+    install(model)
+    with gated(lambda _gate, _x: None):
+        assert mx.array_equal(model(TOKENS), model(TOKENS))
+        with gated(None):
+            found = model(TOKENS)
+    assert mx.array_equal(found, model(TOKENS))

@@ -52,7 +52,7 @@ class Replay:
     @classmethod
     def fresh(cls, model: Any, layout: StateLayout, *, backend: Backend = REFERENCE, chunk: int = CHUNK) -> Replay:
         """One with an empty sequence of its own, in no budget. The model's attention is hooked already."""
-        runner = Runner(model, lambda: make_prompt_cache(model), backend.attend)
+        runner = Runner(model, lambda: make_prompt_cache(model), backend)
         return cls(runner, SequenceState(layout, Pool(1 << 60)), chunk)
 
     def feed(self, token_ids: Sequence[int]) -> Logits:

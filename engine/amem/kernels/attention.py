@@ -16,14 +16,15 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from amem.kernels.vectors import WIDTH, accumulate, brain, half, single, unpack4, unpack8
+from amem.kernels.exponential import exp_below_zero
+from amem.kernels.vectors import ROWS, WIDTH, accumulate, accumulate_rows, brain, half, single, unpack4, unpack8
 
 GROUP = 64
 #: How a codec stores keys and values: 4-bit keys per channel, 4-bit keys per token, plain numbers.
 CHANNEL, TOKEN, PLAIN = 0, 1, 2
 #: Dtypes of scales and of plain numbers.
 FLOAT16, BFLOAT16, FLOAT32 = 0, 1, 2
-_ROWS = 64  #: query rows that share an unpacked tile
+ROW_BLOCK = 64  #: query rows that share an unpacked tile: a whole multiple of `ROWS`
 _WORD = 8  #: codes in a word of 32 bits
 
 Floats = npt.NDArray[np.float32]
@@ -134,33 +135,20 @@ def _value_tile(
 
 @_compiled
 def _weigh(weights: Floats, n: int, tile: Floats, fresh: bool, out: Floats) -> None:
-    """``out (+)= weights[:n] @ tile[:n]``; both are whole multiples of `WIDTH` wide."""
+    """``out (+)= weights[:, :n] @ tile[:n]`` of some rows; out and tile are whole multiples of `WIDTH` wide."""
+    next_weights, next_out = weights.strides[0], out.strides[0]
     width = tile.shape[1]
-    for column in range(0, width, WIDTH):
-        accumulate(
-            fresh, weights.ctypes.data, n, tile.ctypes.data + column * 4, width * 4, out.ctypes.data + column * 4
-        )
-
-
-@_compiled
-def _exp(x: np.float32) -> np.float32:
-    """E to the power of x <= 0, exactly 0 below -87, where normal numbers end. A NaN stays one.
-
-    Cody and Waite's reduction by powers of two, and Cephes's polynomial (expf).
-    """
-    shifted = np.float32(x * np.float32(1.4426950408889634) + np.float32(12582912.0))  # 1.5 * 2**23: rounds to integer
-    n = shifted - np.float32(12582912.0)
-    r = x - n * np.float32(0.693359375)
-    r -= n * np.float32(-2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
-    power = np.int32(np.int32(shifted.view(np.int32) << np.int32(23)) + np.int32(127 << 23)).view(np.float32)
-    return np.float32(0.0) if x < np.float32(-87.0) else p * power
+    row = 0
+    while row < len(weights):
+        a, sums = weights.ctypes.data + row * next_weights, out.ctypes.data + row * next_out
+        several = row + ROWS <= len(weights)
+        for column in range(0, width * 4, WIDTH * 4):
+            to, values = sums + column, tile.ctypes.data + column
+            if several:
+                accumulate_rows(fresh, a, next_weights, n, values, width * 4, to, next_out)
+            else:
+                accumulate(fresh, a, next_weights, n, values, width * 4, to, next_out)
+        row += ROWS if several else 1
 
 
 @_compiled
@@ -183,7 +171,7 @@ def _softmax(scores: Floats, sink: np.float32, lanes: Floats) -> None:
     for at in range(0, len(scores), GROUP):
         row = scores[at : at + GROUP]
         for i in range(GROUP):
-            e = _exp(row[i] - top)
+            e = exp_below_zero(row[i] - top)
             row[i] = e
             total[i] += e
     half_way = GROUP // 2
@@ -191,9 +179,25 @@ def _softmax(scores: Floats, sink: np.float32, lanes: Floats) -> None:
         for i in range(half_way):
             total[i] += total[i + half_way]
         half_way //= 2
-    inverse = np.float32(1.0) / (total[0] + _exp(sink - top))
+    inverse = np.float32(1.0) / (total[0] + exp_below_zero(sink - top))
     for i in range(len(scores)):
         scores[i] *= inverse
+
+
+@_compiled
+def _stretch(group: int, own: bool, first_row: int, row: int, count: int, start: int, length: int) -> tuple[int, int]:
+    """The next rows, one after another, that see a stored group, or whose own group it is: first and end."""
+    while row < count and not _sees(group, own, start + (first_row + row) % length):
+        row += 1
+    end = row
+    while end < count and _sees(group, own, start + (first_row + end) % length):
+        end += 1
+    return row, end
+
+
+@_compiled
+def _sees(group: int, own: bool, t: int) -> bool:
+    return t // GROUP == group if own else group < t // GROUP
 
 
 @_compiled
@@ -201,14 +205,14 @@ def _score_stored(
     q: Floats, key_tile: Floats, group: int, first_row: int, start: int, length: int, window: int, scores: Floats
 ) -> None:
     """Scores of some rows with one stored group, in the order of slots; -inf where a row does not see a token."""
-    for i in range(len(scores)):
-        t = start + (first_row + i) % length
-        low = t - window + 1 - group * GROUP if window else 0
-        if group >= t // GROUP or low >= GROUP:
-            scores[i, :] = np.float32(-np.inf)
-            continue
-        _weigh(q[first_row + i], q.shape[1], key_tile, True, scores[i])
-        for token in range(low):
+    end = 0
+    while end < len(scores):
+        before = end
+        row, end = _stretch(group, False, first_row, before, len(scores), start, length)
+        scores[before:row, :] = np.float32(-np.inf)
+        _weigh(q[first_row + row : first_row + end], q.shape[1], key_tile, True, scores[row:end])
+    for i in range(len(scores) if window else 0):
+        for token in range(min(GROUP, start + (first_row + i) % length - window + 1 - group * GROUP)):
             scores[i, _slot(token)] = np.float32(-np.inf)
 
 
@@ -217,15 +221,16 @@ def _score_own(
     q: Floats, key_tile: Floats, group: int, first_row: int, start: int, length: int, window: int, scores: Floats
 ) -> None:
     """The same with the exact group, for the rows whose own it is; in the order of tokens."""
-    for i in range(len(scores)):
-        t = start + (first_row + i) % length
-        if t // GROUP != group:
-            continue
-        _weigh(q[first_row + i], q.shape[1], key_tile, True, scores[i])
-        for token in range(t - window + 1 - group * GROUP if window else 0):
-            scores[i, token] = np.float32(-np.inf)
-        for token in range(t % GROUP + 1, GROUP):
-            scores[i, token] = np.float32(-np.inf)
+    end = 0
+    while end < len(scores):
+        row, end = _stretch(group, True, first_row, end, len(scores), start, length)
+        _weigh(q[first_row + row : first_row + end], q.shape[1], key_tile, True, scores[row:end])
+        for i in range(row, end):
+            t = start + (first_row + i) % length
+            for token in range(t - window + 1 - group * GROUP if window else 0):
+                scores[i, token] = np.float32(-np.inf)
+            for token in range(t % GROUP + 1, GROUP):
+                scores[i, token] = np.float32(-np.inf)
 
 
 @_compiled
@@ -233,9 +238,10 @@ def _weigh_stored(
     scores: Floats, value_tile: Floats, group: int, first_row: int, start: int, length: int, sums: Floats
 ) -> None:
     """Add one stored group's weighted values for the rows that see it."""
-    for i in range(len(scores)):
-        if group < (start + (first_row + i) % length) // GROUP:
-            _weigh(scores[i], GROUP, value_tile, False, sums[i])
+    end = 0
+    while end < len(scores):
+        row, end = _stretch(group, False, first_row, end, len(scores), start, length)
+        _weigh(scores[row:end], GROUP, value_tile, False, sums[row:end])
 
 
 @_compiled
@@ -248,8 +254,8 @@ def _weigh_first(
         value_tile[_slot(token)] = np.float32(0.0)
     for i in range(len(scores)):
         for token in range(n_first):
-            weights[token] = scores[i, _slot(token)]
-        _weigh(weights, n_first, v_first, False, sums[i])  # no terms in other groups
+            weights[0, token] = scores[i, _slot(token)]
+        _weigh(weights, n_first, v_first, False, sums[i : i + 1])  # no terms in other groups
 
 
 @_compiled
@@ -260,7 +266,7 @@ def _weigh_own(
     for i in range(len(scores)):
         t = start + (first_row + i) % length
         if t // GROUP == group:
-            _weigh(scores[i], t % GROUP + 1, value_tile, False, sums[i])
+            _weigh(scores[i : i + 1], t % GROUP + 1, value_tile, False, sums[i : i + 1])
 
 
 @_compiled
@@ -302,7 +308,7 @@ def _own_key_tile(k_own: Floats, at: int, tile: Floats) -> None:
 
 @nb.njit(
     "void(f4[:,:,::1], f4[:,:,::1], i8[:,::1], i8[::1], i8, i8, f4[:,:,::1], f4[:,:,::1], f4[:,:,::1], f4[:,:,::1],"
-    " i8, i8, i8, i8, i8, i8, f4[::1], f4[:,::1])",
+    " i8, i8, i8, i8, i8, i8, f4[::1], f4[:,::1], i8, i8)",
     nogil=True,
     cache=True,
     error_model="numpy",
@@ -327,8 +333,10 @@ def attend(
     window: int,
     sinks: Floats,
     unmix: Floats,
+    part: int,
+    n_parts: int,
 ) -> None:
-    """Attention of one layer and sequence.
+    """Attention of one layer and sequence, or one part of it.
 
     Parameters
     ----------
@@ -354,6 +362,9 @@ def attend(
     unmix
         ``[Dv, Dv]``: from the order and rotation of stored values to the model's; both Dv whole multiples of 64, zeros
         beyond.
+    part, n_parts
+        Which of the blocks of up to 64 rows of one head are computed: every ``n_parts``-th from ``part`` on. Parts may
+        run at the same time, and each gives all bits of its own rows.
     """
     heads, n_rows, k_dim = q.shape
     v_dim = v_own.shape[2]
@@ -363,41 +374,41 @@ def attend(
     key_tile = np.zeros((k_dim, GROUP), np.float32)
     value_tile = np.zeros((GROUP, len(unmix)), np.float32)
     first_tile = np.zeros((n_first, len(unmix)), np.float32)
-    first_weights = np.zeros(max(1, n_first), np.float32)
+    first_weights = np.zeros((1, max(1, n_first)), np.float32)
     lanes = np.empty((2, GROUP), np.float32)
-    scores = np.empty((min(_ROWS, n_rows), (len(groups) + 1) * GROUP), np.float32)
+    scores = np.empty((min(ROW_BLOCK, n_rows), (len(groups) + 1) * GROUP), np.float32)
     stored_sum = np.empty((len(scores), len(unmix)), np.float32)
     exact_sum = np.empty((len(scores), len(unmix)), np.float32)
-    for head in range(heads):
+    n_blocks = -(-n_rows // ROW_BLOCK)
+    for block in range(part, heads * n_blocks, n_parts):
+        head, at = block // n_blocks, block % n_blocks * ROW_BLOCK
         first_tile[:, :v_dim] = v_first[head]
-        for at in range(0, n_rows, _ROWS):
-            count = min(_ROWS, n_rows - at)
-            earliest, latest = _span(at, count, start, length)
-            begin, end = _seen(groups, earliest, latest, window)
-            own = scores[:count, (end - begin) * GROUP : (end - begin + 1) * GROUP]
-            for g in range(begin, end):
-                seen = scores[:count, (g - begin) * GROUP : (g - begin + 1) * GROUP]
-                _key_tile(kind, dtype, parts[g], head, k_dim, k_scales, scales, plain, key_tile)
-                _put_first_keys(groups[g], k_first[head], key_tile)
-                _score_stored(q[head], key_tile, groups[g], at, start, length, window, seen)
-            for group in range(earliest // GROUP, latest // GROUP + 1):
-                _own_key_tile(k_own[head], group * GROUP - own_start, key_tile)
-                _score_own(q[head], key_tile, group, at, start, length, window, own)
-            for i in range(count):
-                sink = sinks[head * (n_rows // length) + (at + i) // length]
-                _softmax(scores[i, : (end - begin + 1) * GROUP], sink, lanes)
-            stored_sum[:count] = np.float32(0.0)
-            exact_sum[:count] = np.float32(0.0)
-            for g in range(begin, end):
-                seen = scores[:count, (g - begin) * GROUP : (g - begin + 1) * GROUP]
-                _value_tile(kind, dtype, parts[g], head, v_dim, v_scales, scales, value_tile)
-                _weigh_first(groups[g], seen, first_tile, value_tile, first_weights, exact_sum)
-                _weigh_stored(seen, value_tile, groups[g], at, start, length, stored_sum)
-            for group in range(earliest // GROUP, latest // GROUP + 1):
-                first = group * GROUP - own_start
-                n_own = min(GROUP, k_own.shape[1] - first)
-                value_tile[:n_own, :v_dim] = v_own[head, first : first + n_own]
-                _weigh_own(own, value_tile, group, at, start, length, exact_sum)
-            for i in range(count):
-                _weigh(stored_sum[i], v_dim, unmix, False, exact_sum[i])
-                out[head, at + i] = exact_sum[i, :v_dim]
+        count = min(ROW_BLOCK, n_rows - at)
+        earliest, latest = _span(at, count, start, length)
+        begin, end = _seen(groups, earliest, latest, window)
+        own = scores[:count, (end - begin) * GROUP : (end - begin + 1) * GROUP]
+        for g in range(begin, end):
+            seen = scores[:count, (g - begin) * GROUP : (g - begin + 1) * GROUP]
+            _key_tile(kind, dtype, parts[g], head, k_dim, k_scales, scales, plain, key_tile)
+            _put_first_keys(groups[g], k_first[head], key_tile)
+            _score_stored(q[head], key_tile, groups[g], at, start, length, window, seen)
+        for group in range(earliest // GROUP, latest // GROUP + 1):
+            _own_key_tile(k_own[head], group * GROUP - own_start, key_tile)
+            _score_own(q[head], key_tile, group, at, start, length, window, own)
+        for i in range(count):
+            sink = sinks[head * (n_rows // length) + (at + i) // length]
+            _softmax(scores[i, : (end - begin + 1) * GROUP], sink, lanes)
+        stored_sum[:count] = np.float32(0.0)
+        exact_sum[:count] = np.float32(0.0)
+        for g in range(begin, end):
+            seen = scores[:count, (g - begin) * GROUP : (g - begin + 1) * GROUP]
+            _value_tile(kind, dtype, parts[g], head, v_dim, v_scales, scales, value_tile)
+            _weigh_first(groups[g], seen, first_tile, value_tile, first_weights, exact_sum)
+            _weigh_stored(seen, value_tile, groups[g], at, start, length, stored_sum)
+        for group in range(earliest // GROUP, latest // GROUP + 1):
+            first = group * GROUP - own_start
+            n_own = min(GROUP, k_own.shape[1] - first)
+            value_tile[:n_own, :v_dim] = v_own[head, first : first + n_own]
+            _weigh_own(own, value_tile, group, at, start, length, exact_sum)
+        _weigh(stored_sum[:count], v_dim, unmix, False, exact_sum[:count])
+        out[head, at : at + count] = exact_sum[:count, :v_dim]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-WIDTH = 64  #: floats that `accumulate` keeps in registers
+WIDTH = 64  #: floats of each row that `accumulate` keeps in registers
 _LANES = 8  # of 32 bits: a vector that every 64-bit processor has, or has in two halves
+#: Rows that `accumulate_rows` takes at once: as many as the registers hold.
+ROWS = 4 if binding.get_host_cpu_features().get("avx512f") else 1
 
 _FLOAT, _HALF, _INT = ir.FloatType(), ir.HalfType(), ir.IntType(32)
 _FLOATS = ir.VectorType(_FLOAT, _LANES)
@@ -41,38 +43,49 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
-@intrinsic
-def accumulate(_typing: Any, _fresh: Any, _a: Any, _n: Any, _tile: Any, _stride: Any, _out: Any) -> Any:
-    """``out[:64] (+)= a[:n] @ tile[:n, :64]``: one sum after the other, each rounded once (fma).
+def _accumulate(rows: int) -> Any:
+    lanes = 2 * _LANES if ROWS > 1 else _LANES  # of no consequence for the result
+    floats = ir.VectorType(_FLOAT, lanes)
+    places = range(0, WIDTH * 4, lanes * 4)
 
-    Arguments: whether to begin at zero, the addresses and sizes: a, n, tile, bytes from one of its rows to the next,
-    out.
-    """
+    def typed(
+        _typing: Any, _fresh: Any, _a: Any, _next_a: Any, _n: Any, _tile: Any, _next: Any, _out: Any, _next_out: Any
+    ) -> Any:
+        def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            fresh, a, next_a, n, tile, stride, out, next_out = args
+            zero = ir.Constant(floats, None)
+            outs = [builder.add(out, builder.mul(next_out, next_out.type(row))) for row in range(rows)]
+            starts = [builder.add(a, builder.mul(next_a, next_a.type(row))) for row in range(rows)]
+            sums = [[cgutils.alloca_once(builder, floats) for _ in places] for _ in range(rows)]
+            for start, row_sums in zip(outs, sums, strict=True):
+                for at, place in zip(places, row_sums, strict=True):
+                    old = builder.load(_at(builder, start, floats, at), align=4)
+                    builder.store(builder.select(fresh, zero, old), place)
+            with cgutils.for_range(builder, n) as loop:
+                index = loop.index
+                row = builder.add(tile, builder.mul(index, stride))
+                values = [builder.load(_at(builder, row, floats, at), align=4) for at in places]
+                offset = builder.mul(index, index.type(4))
+                for start, row_sums in zip(starts, sums, strict=True):
+                    factor = _splat(builder, builder.load(_at(builder, start, _FLOAT, offset), align=4), lanes)
+                    for value, place in zip(values, row_sums, strict=True):
+                        builder.store(_fma(builder, factor, value, builder.load(place)), place)
+            for start, row_sums in zip(outs, sums, strict=True):
+                for at, place in zip(places, row_sums, strict=True):
+                    builder.store(builder.load(place), _at(builder, start, floats, at), align=4)
+            return ir.Constant(ir.IntType(1), 1)
 
-    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        fresh, a, n, tile, stride, out = args
-        zero = ir.Constant(_FLOATS, None)
-        sums = []
-        for at in range(WIDTH // _LANES):
-            place = cgutils.alloca_once(builder, _FLOATS)
-            old = builder.load(_at(builder, out, _FLOATS, at * _LANES * 4), align=4)
-            builder.store(builder.select(fresh, zero, old), place)
-            sums.append(place)
-        with cgutils.for_range(builder, n) as loop:
-            index = loop.index
-            four = ir.Constant(index.type, 4)
-            factor = builder.load(_at(builder, a, _FLOAT, builder.mul(index, four)), align=4)
-            factor = _splat(builder, factor, _LANES)
-            row = builder.add(tile, builder.mul(index, stride))
-            for at, place in enumerate(sums):
-                value = builder.load(_at(builder, row, _FLOATS, at * _LANES * 4), align=4)
-                builder.store(_fma(builder, factor, value, builder.load(place)), place)
-        for at, place in enumerate(sums):
-            builder.store(builder.load(place), _at(builder, out, _FLOATS, at * _LANES * 4), align=4)
-        return ir.Constant(ir.IntType(1), 1)
+        i8 = types.int64
+        return types.boolean(types.boolean, i8, i8, i8, i8, i8, i8, i8), lower
 
-    i8 = types.int64
-    return types.boolean(types.boolean, i8, i8, i8, i8, i8), lower
+    return intrinsic(typed)
+
+
+#: ``out[:64] (+)= a[:n] @ tile[:n, :64]``: one sum after the other, each rounded once (fma). Arguments: whether to
+#: begin at zero, the address of a, bytes to the next row of a, n, address of the tile, bytes from one of its rows to
+#: the next, address of out, bytes to the next row of out. The second form takes `ROWS` rows of a, with the same bits.
+accumulate = _accumulate(1)
+accumulate_rows = _accumulate(ROWS)
 
 
 def _unpack(lanes: int) -> Any:

@@ -1,4 +1,4 @@
-"""Which attention is used, chosen once when a model is loaded: MLX's operations, or kernels for Linux on a CPU."""
+"""How attention is computed, chosen once when a model is loaded: MLX's operations, or kernels for Linux on a CPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from amem.errors import InputError
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
 from amem.kv.codec import Codec
+from amem.model.hook import Gate
 
 BACKENDS = ("auto", "reference", "cpu")
 _REMEDY = f"`{sys.executable} -m pip install numba` and restart"
@@ -29,10 +30,11 @@ class Attend(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to compute attention."""
+    """One way to compute attention, and a feed-forward layer's gate."""
 
     name: str  #: "reference" or "cpu"
     attend: Attend
+    gate: Gate | None = None  #: of many tokens at once; None: the model's own
     warning: str | None = None  #: why it is not the one that would be faster here
 
 
@@ -69,10 +71,10 @@ def choose(name: str) -> Future[Backend]:
 def _compiled() -> Backend:
     if importlib.util.find_spec("numba") is None:
         warning = f"Attention is several times slower on the CPU without numba: {_REMEDY}."
-        return Backend("reference", reference.attend, warning)
+        return Backend("reference", reference.attend, warning=warning)
     try:
-        from amem.kv.cpu import attend
+        from amem.kv.cpu import attend, swiglu
     except Exception as error:  # noqa: BLE001  # whatever numba does not like here, the reference computes the same
         warning = f"The CPU's attention kernels could not be compiled ({error}); attention is several times slower."
-        return Backend("reference", reference.attend, warning)
-    return Backend("cpu", attend)
+        return Backend("reference", reference.attend, warning=warning)
+    return Backend("cpu", attend, swiglu)

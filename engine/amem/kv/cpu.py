@@ -1,8 +1,8 @@
-"""Attention of a layer by the compiled kernel: its arrays evaluated at once, read where they lie, one call."""
+"""A layer's attention and gate by the compiled kernels: arrays are evaluated at once and read where they lie."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.kernels import attention as kernels
+from amem.kernels import cores
+from amem.kernels import gate as gates
 from amem.kernels.vectors import WIDTH
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
@@ -54,7 +56,7 @@ def attend(
     logits = np.full(heads_q, -np.inf, np.float32) if sinks is None else buffers[-1]
     table, kept = _addresses(stored, [stretch.n_tokens // GROUP for stretch in stretches], names)
     groups = [np.arange(s.start // GROUP, (s.start + s.n_tokens) // GROUP) for s in stretches]
-    kernels.attend(
+    given = (
         rows,
         out,
         table,
@@ -71,6 +73,11 @@ def attend(
         view.window or 0,
         logits,
         _unmix(codec, v_dim, kind),  # type: ignore[arg-type]  # a codec is hashable, as every plain object
+    )
+    n_keys = len(table) * GROUP + GROUP
+    n_blocks = heads * -(-rows.shape[1] // kernels.ROW_BLOCK)
+    cores.share(
+        partial(kernels.attend, *given), work=rows.shape[0] * rows.shape[1] * n_keys * (k_dim + v_dim), most=n_blocks
     )
     del kept  # until here: the kernel reads them by their addresses
     result = mx.array(out.reshape(heads_q, length, v_dim))
@@ -108,3 +115,13 @@ def _unmix(codec: Codec, dim: int, kind: int) -> npt.NDArray[np.float32]:
     wide = np.zeros((width, width), np.float32)
     wide[:dim, :dim] = back[order]
     return wide
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array | None:
+    """``silu(gate) * x`` of float32 arrays of one shape, evaluated; None for others."""
+    if not (gate.dtype == x.dtype == mx.float32 and gate.shape == x.shape):
+        return None
+    mx.eval(gate, x)
+    out = np.empty(gate.size, np.float32)
+    gates.swiglu(*(np.ascontiguousarray(np.asarray(array)).reshape(-1) for array in (gate, x)), out)
+    return mx.array(out.reshape(gate.shape))

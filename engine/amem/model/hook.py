@@ -2,6 +2,7 @@
 
 Every model file of mlx-lm imports that one function and calls it with its cache. The rebinding holds for the whole
 process, so it looks at the cache of each call: ours answers itself, any other goes to mlx-lm's own function untouched.
+In the same way `swiglu` can be computed otherwise, by the calls of whoever asks for it with `gated`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-_NAME = "scaled_dot_product_attention"
+_ATTENTION, _GATE = "scaled_dot_product_attention", "swiglu"
 _INSTALLING = threading.Lock()
 
 
@@ -45,6 +46,10 @@ class AttentionCall:
 
 _seen: ContextVar[list[AttentionCall] | None] = ContextVar("amem_attention_calls", default=None)
 
+#: ``swiglu(gate, x)``, or None for arrays that it does not compute.
+Gate = Callable[[mx.array, mx.array], mx.array | None]
+_gate: ContextVar[Gate | None] = ContextVar("amem_gate", default=None)
+
 
 class _Dispatch:
     """Stands in one module's globals for the function it keeps."""
@@ -60,6 +65,18 @@ class _Dispatch:
         if isinstance(call.cache, CarriedCache):
             return call.cache.attend(call.queries, scale=call.scale, mask=call.mask, sinks=call.sinks)
         return self.original(*args, **kwargs)
+
+
+class _GateDispatch:
+    """Stands in one module's globals for `swiglu`."""
+
+    def __init__(self, original: Callable[..., mx.array]) -> None:
+        self.original = original
+
+    def __call__(self, gate: mx.array, x: mx.array) -> mx.array:
+        own = _gate.get()
+        found = own(gate, x) if own is not None else None
+        return self.original(gate, x) if found is None else found
 
 
 def _as_call(
@@ -86,15 +103,18 @@ def install(model: Module) -> tuple[str, ...]:
     """
     names = set()
     with _INSTALLING:
-        for namespace in _namespaces(model):
-            if not isinstance(namespace[_NAME], _Dispatch):
-                namespace[_NAME] = _Dispatch(namespace[_NAME])
+        for namespace in _namespaces(model, _ATTENTION):
+            if not isinstance(namespace[_ATTENTION], _Dispatch):
+                namespace[_ATTENTION] = _Dispatch(namespace[_ATTENTION])
             names.add(str(namespace.get("__name__", "?")))
+        for namespace in _namespaces(model, _GATE):
+            if not isinstance(namespace[_GATE], _GateDispatch):
+                namespace[_GATE] = _GateDispatch(namespace[_GATE])
     return tuple(sorted(names))
 
 
-def _namespaces(model: Module) -> list[dict[str, Any]]:
-    """Globals of the modules that define this model's classes and know the attention function."""
+def _namespaces(model: Module, name: str) -> list[dict[str, Any]]:
+    """Globals of the modules that define this model's classes and know a function of this name."""
     modules = model.named_modules()
     classes = {cls for _, module in modules for cls in type(module).__mro__}
     found: dict[int, dict[str, Any]] = {}
@@ -102,9 +122,19 @@ def _namespaces(model: Module) -> list[dict[str, Any]]:
         home = sys.modules.get(cls.__module__)
         # a model file loaded from a folder may be missing from sys.modules; its functions still know their globals
         for namespace in (vars(home) if home else {}, getattr(cls.__call__, "__globals__", {})):
-            if callable(namespace.get(_NAME)):
+            if callable(namespace.get(name)):
                 found[id(namespace)] = namespace
     return list(found.values())
+
+
+@contextmanager
+def gated(gate: Gate | None) -> Iterator[None]:
+    """Let this thread's calls of `swiglu` be computed by ``gate`` while the block runs; None leaves them alone."""
+    token = _gate.set(gate)
+    try:
+        yield
+    finally:
+        _gate.reset(token)
 
 
 @contextmanager

@@ -38,6 +38,6 @@ def checked_spec(
     if progress is not None:
         progress("Checking that the model's attention is carried exactly (once per model).")
     spec = probe(model)
-    spec = replace(spec, kv_peak=self_check(model, spec, backend.attend))
+    spec = replace(spec, kv_peak=self_check(model, spec, backend))
     remember(checked, fingerprint, spec.to_dict())
     return spec

@@ -9,11 +9,11 @@ from typing import Any
 import mlx.core as mx
 from greenlet import greenlet
 
-from amem.kv import attention as reference
-from amem.kv.backend import Attend
+from amem.kv.backend import REFERENCE, Backend
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
 from amem.model import blas
+from amem.model.hook import gated
 from amem.run.threads import PREFILL, ThreadChoice
 
 
@@ -47,15 +47,19 @@ class PrefillChunk:
 
 
 class Runner:
-    """Feeds tokens to the model. ``template`` makes the model's own cache objects."""
+    """Feeds tokens to the model. ``template`` makes the model's own cache objects.
+
+    A decode step leaves the gates to MLX: for one token they take less time than to evaluate them.
+    """
 
     def __init__(
         self,
         model: Callable[..., mx.array],
         template: Callable[[], list[Any]],
-        attention: Attend = reference.attend,
+        backend: Backend = REFERENCE,
     ) -> None:
-        self._attention = attention
+        self._attention = backend.attend
+        self._gate = backend.gate
         self._model = model
         self._template = template
         self._threads = ThreadChoice()
@@ -75,7 +79,8 @@ class Runner:
                 return out
 
             cache.attention = attend
-            self._model(mx.array([list(token_ids)]), cache=cache.layers)
+            with gated(self._gate):
+                self._model(mx.array([list(token_ids)]), cache=cache.layers)
             for array in cache.end(len(token_ids)):
                 mx.eval(array)
                 pause()
@@ -89,7 +94,8 @@ class Runner:
         blas.set_threads(PREFILL)
         cache = BatchQuantizedKVCache([sequence], self._template, self._attention)
         cache.begin(len(token_ids))
-        logits = self._model(mx.array([list(token_ids)]), cache=cache.layers)[0].astype(mx.float32)
+        with gated(self._gate):
+            logits = self._model(mx.array([list(token_ids)]), cache=cache.layers)[0].astype(mx.float32)
         mx.eval(logits, cache.end(len(token_ids)))
         return logits
 

@@ -10,13 +10,12 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from amem.errors import UnsupportedModel
-from amem.kv import attention as reference
-from amem.kv.backend import Attend
+from amem.kv.backend import REFERENCE, Backend
 from amem.kv.cache import BatchQuantizedKVCache, LayerCache
 from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
 from amem.kv.sequence import SequenceState, StateLayout, to_mlx
-from amem.model.hook import install, spy
+from amem.model.hook import gated, install, spy
 from amem.model.spec import LayerKind, ModelCacheSpec
 
 #: Prompt lengths. The first crosses group boundaries inside its chunks, the second one while decoding.
@@ -31,7 +30,7 @@ _COMPARED = 8
 _ROUNDING = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 
-def self_check(model: Module, spec: ModelCacheSpec, attention: Attend = reference.attend) -> float:
+def self_check(model: Module, spec: ModelCacheSpec, backend: Backend = REFERENCE) -> float:
     """Run two prompts, chunked and then as a ragged batch, on both kinds of cache, and compare all logits.
 
     Gives the largest value of K, or norm of a token's V in one head, that it met. Ours keeps everything at full
@@ -43,7 +42,7 @@ def self_check(model: Module, spec: ModelCacheSpec, attention: Attend = referenc
         The model does not run on our caches, some of its attention does not reach them, or its logits differ.
     """
     install(model)
-    check = _Check(model, spec, attention)
+    check = _Check(model, spec, backend)
     with spy() as calls:
         try:
             prompts = [_token_ids(model, length, seed) for seed, length in enumerate(_PROMPTS)]
@@ -77,9 +76,9 @@ def self_check(model: Module, spec: ModelCacheSpec, attention: Attend = referenc
 class _Check:
     """Runs a model on our caches, and counts how often it was called."""
 
-    def __init__(self, model: Module, spec: ModelCacheSpec, attention: Attend) -> None:
+    def __init__(self, model: Module, spec: ModelCacheSpec, backend: Backend) -> None:
         self._model = model
-        self._attention = attention
+        self._backend = backend
         dtype = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}[spec.dtype]
         self._layout = StateLayout(spec, make_codec("exact", compute_dtype=dtype))
         self.n_calls = 0
@@ -104,9 +103,10 @@ class _Check:
 
     def _step(self, sequences: list[SequenceState], token_ids: list[list[int]]) -> mx.array:
         length = len(token_ids[0])
-        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model), self._attention)
+        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model), self._backend.attend)
         cache.begin(length)
-        logits = _last(self._model(mx.array(token_ids), cache=cache.layers))
+        with gated(self._backend.gate if length > 1 else None):
+            logits = _last(self._model(mx.array(token_ids), cache=cache.layers))
         mx.eval(logits, cache.end(length))
         self.n_calls += 1
         return logits
