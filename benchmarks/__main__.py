@@ -3,5 +3,5 @@
 import subprocess
 import sys
 
-for name in ("first_session", "next_turn", "phases", "restore", "batch", "overlap", "eviction", "peers"):
+for name in ("first_session", "next_turn", "phases", "restore", "batch", "overlap", "eviction", "memory", "peers"):
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

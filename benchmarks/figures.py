@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -12,17 +14,39 @@ mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "amem"  # the same numbers give the same file
 
 from matplotlib import pyplot as plt  # noqa: E402  # after the choice of how it draws
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
-FIDELITY = ROOT / "docs" / "images" / "fidelity.svg"
+IMAGES = ROOT / "docs" / "images"
 OURS = ("q2", "q3", "q4", "q8", "fp16")
 LENGTH = "prose, 768 tokens"
+PEERS = {
+    "amem": "#0072b2",
+    "llama.cpp f16": "#009e73",
+    "llama.cpp q4_0": "#56b4e9",
+    "mlx-lm": "#e69f00",
+    "mlx-lm q4": "#d55e00",
+}
+
+
+def _axes() -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def fidelity(result: dict[str, Any], path: Path) -> None:
     """Bytes against KL, each form once: the front of ours, and the paper's form beside it."""
     forms, sizes = result["summary"][LENGTH]["forms"], result["bytes"]
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure, axes = _axes()
 
     def point(form: str) -> tuple[float, float]:
         return sizes[form]["effective_4k"], forms[form]["kl"]
@@ -46,16 +70,95 @@ def fidelity(result: dict[str, Any], path: Path) -> None:
     axes.set_xlabel("bytes of an agent of 4096 tokens, as a part of FP16 (open group included)")
     axes.set_ylabel("KL from full precision, nats a token")
     axes.set_title(f"{result['model']}, speeches of 768 tokens; lower and further left is better", fontsize=10)
-    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    _save(figure, path)
+
+
+def next_turn(result: dict[str, Any], path: Path) -> None:
+    """Time to first token against the length of the history, each way to keep it a line."""
+    rows = [row for row in result["rows"] if row["case"] == "next"]
+    figure, axes = _axes()
+    for peer, colour in PEERS.items():
+        points = [(row["n_history"], row["medians"][peer]["ttft_s"]) for row in rows if peer in row["medians"]]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, label=peer)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens of the history that was kept on disk")
+    axes.set_ylabel("s to the first token of the next turn")
+    axes.set_title(f"The next turn ({rows[0]['n_message']} tokens) in a new process, model loaded", fontsize=10)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def written(result: dict[str, Any], path: Path) -> None:
+    """Bytes that a turn writes against the length of the history: its own blocks, or the whole state again."""
+    rows = [row for row in result["rows"] if row["case"] == "next"]
+    figure, axes = _axes()
+    for peer, colour in PEERS.items():
+        name = "bytes_written" if peer == "amem" else "state_bytes"
+        points = [(row["n_history"], row["samples"][peer][0][name] / 1e6) for row in rows if peer in row["samples"]]
+        if points:
+            label = "amem: what the turn wrote" if peer == "amem" else f"{peer}: its state file"
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens of the history")
+    axes.set_ylabel("MB written to keep the turn")
+    axes.set_title("Bytes written for each turn", fontsize=10)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def memory(result: dict[str, Any], path: Path) -> None:
+    """Memory against the number of agents: the process, and what the engine counts as theirs."""
+    figure, axes = _axes()
+    for (codec, rows), colour in zip(result["codecs"].items(), ("#0072b2", "#d55e00"), strict=True):
+        agents = [row["agents"] for row in rows]
+        for name, line, label in (
+            ("hot_bytes", "o-", f"{codec}, as the engine counts"),
+            ("resident_bytes", "x--", f"{codec}, growth of the process"),
+        ):
+            grown = [(row[name] - rows[0][name]) / 1e6 for row in rows]
+            axes.plot(agents, grown, line, color=colour, label=label)
+    tokens = next(iter(result["codecs"].values()))[-1]["tokens"]
+    axes.set_xlabel(f"agents in memory, {tokens} tokens each")
+    axes.set_ylabel("MB")
+    axes.set_title("Memory that agents take", fontsize=10)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def throughput(result: dict[str, Any], path: Path) -> None:
+    """Tokens a second against the number of agents that are asked, at once and one by one."""
+    figure, axes = _axes()
+    for way, colour in (("at once", "#0072b2"), ("one by one", "#999999")):
+        rates = [
+            median(sample["generated_tokens"] / sample["seconds"] for sample in row["samples"][way])
+            for row in result["rows"]
+        ]
+        axes.plot([row["agents"] for row in result["rows"]], rates, "o-", color=colour, label=way)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("agents that get a message")
+    axes.set_ylabel("generated tokens/s, prompts included in the time")
+    axes.set_title("Throughput of a batch", fontsize=10)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+#: Each figure with its result file, which may not be there yet.
+FIGURES: dict[str, tuple[str, Callable[[dict[str, Any], Path], None]]] = {
+    "fidelity": ("fidelity", fidelity),
+    "next-turn": ("peers", next_turn),
+    "written": ("peers", written),
+    "memory": ("memory", memory),
+    "throughput": ("batch", throughput),
+}
 
 
 def main() -> None:
     """Draw all of them."""
-    fidelity(json.loads((ROOT / "benchmarks/results/fidelity.json").read_text(encoding="utf-8")), FIDELITY)
+    for name, (source, draw) in FIGURES.items():
+        file = ROOT / "benchmarks" / "results" / f"{source}.json"
+        if file.exists():
+            draw(json.loads(file.read_text(encoding="utf-8")), IMAGES / f"{name}.svg")
 
 
 if __name__ == "__main__":

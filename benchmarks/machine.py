@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores, memory, load, versions and date."""
+def machine(*peers: str) -> dict[str, Any]:
+    """Processor, cores, memory, load, versions (of these packages too, where they are installed) and date."""
     cpu = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
@@ -21,8 +21,15 @@ def machine() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("amem", "mlx", "mlx-lm", "numpy")},
+        "versions": {name: found for name in ("amem", "mlx", "mlx-lm", "numpy", *peers) if (found := _version(name))},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _lines(path: str) -> list[str]:

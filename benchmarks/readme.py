@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks import peer_tables
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -93,33 +95,12 @@ not idle: take the ratios. Prefill ran at {min(prefill):.0f} to {max(prefill):.0
 """
 
 
+def _peers_in_short() -> str:
+    return peer_tables.short_table(_result("peers"))
+
+
 def _peers() -> str:
-    return peers_table(_result("peers"))
-
-
-def peers_table(result: Mapping[str, Any]) -> str:
-    """The next turn of each peer, and the same prompts from nothing, of what `benchmarks.peers` wrote."""
-    lines = []
-    for row in result["rows"]:
-        times = " | ".join(f"{row['medians'][peer]['ttft_s']:.2f} s" for peer in _PEERS)
-        lines.append(f"| {row['n_history']} + {row['n_message']} tokens | {times} |")
-    for row in result["cold"]:
-        times = " | ".join(f"{row['samples'][peer]['ttft_s']:.1f} s" for peer in _PEERS)
-        lines.append(f"| nothing + {row['n_tokens']} tokens | {times} |")
-    repeats = len(result["rows"][0]["samples"]["amem"])
-    machine = result["machine"]
-    return f"""
-Beside stock mlx-lm {machine["versions"]["mlx-lm"]} with a prompt cache that was saved before (`benchmarks/results/peers.json`, {machine["date"][:10]}, {machine["cores"]} cores, the bundled
-model; mlx-lm as it is installed, with float32 weights, which are its fastest here). Time to first token in a process of
-its own for each, the model already loaded: medians of {repeats}, one sample where nothing is kept.
-
-| kept + new | amem | mlx-lm, 16-bit cache | mlx-lm, 4-bit cache |
-|---|---|---|---|
-{chr(10).join(lines)}
-"""
-
-
-_PEERS = ("amem", "mlx-lm", "mlx-lm q4")
+    return peer_tables.tables(_result("peers"))
 
 
 def _restores() -> str:
@@ -331,11 +312,12 @@ precision; {told}.
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {
         "measured": _measured,
-        "peers": _peers,
+        "peers": _peers_in_short,
         "first session": _first_session,
         "fidelity in short": _fidelity_in_short,
     },
     MEASUREMENTS: {
+        "peers": _peers,
         "fidelity": _fidelity,
         "restores": _restores,
         "overlap": _overlap,

