@@ -126,7 +126,7 @@ def test_gates_agree_with_float64():
     from amem.kv.cpu import swiglu
 
     rng = np.random.default_rng(0)
-    gate = np.concatenate([np.linspace(-120, 120, 4001), rng.normal(size=1000)]).astype(np.float32).reshape(1, 2, -1)
+    gate = np.concatenate([np.linspace(-120, 120, 4000), rng.normal(size=1000)]).astype(np.float32).reshape(1, 2, -1)
     x = rng.normal(size=gate.shape).astype(np.float32)
     wide = gate.astype(np.float64)
     wanted = wide / (1 + np.exp(-wide)) * x
