@@ -3,7 +3,18 @@
 import subprocess
 import sys
 
-NAMES = ("first_session", "next_turn", "phases", "restore", "batch", "overlap", "eviction", "memory", "peers")
+NAMES = (
+    "first_session",
+    "next_turn",
+    "phases",
+    "restore",
+    "attention",
+    "batch",
+    "overlap",
+    "eviction",
+    "memory",
+    "peers",
+)
 ON_LINUX = {"restore", "memory"}  #: they drop files from its page cache, or read how much of a process is in memory
 
 for name in NAMES:

@@ -150,6 +150,27 @@ it; all requests together took {seconds[0] / 1e3:.0f} s and {seconds[1] / 1e3:.0
 """
 
 
+def _attention() -> str:
+    result = _result("attention")
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["backend"], row["codec"]), {})[row["tokens"]] = row["ms"]
+    lengths = sorted(next(iter(found.values())))
+    rows = "\n".join(
+        f"| {'own kernels' if name == 'cpu' else 'MLX operations'} | `{codec}` | "
+        + " | ".join(f"{times[n]:.2f} ms" for n in lengths)
+        + " |"
+        for (name, codec), times in found.items()
+    )
+    return f"""One new token's attention in one layer of the bundled model's shape, medians of {len(result["rows"][0]["samples"])} calls that took turns
+(`benchmarks/results/attention.json`; Linux on a CPU):
+
+| backend | codec | {" | ".join(f"{n} tokens" for n in lengths)} |
+|---|---|{"---|" * len(lengths)}
+{rows}
+"""
+
+
 def _batch() -> str:
     result = _result("batch")
     rows = "\n".join(
@@ -321,6 +342,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "fidelity": _fidelity,
         "restores": _restores,
         "overlap": _overlap,
+        "attention": _attention,
         "batch": _batch,
         "eviction": _eviction,
         "kills": _kills,

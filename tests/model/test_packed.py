@@ -109,7 +109,7 @@ def test_float_products_agree_with_float64(products, rows, columns, n, seed):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 12])
 def test_a_few_rows_are_each_what_they_are_alone(products, n, bits):
     """A batch changes no bit of its products, with packed weights and with others."""
     model = quantized(bits=bits)

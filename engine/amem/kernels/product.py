@@ -1,7 +1,7 @@
 """A few rows times a matrix of weights, those of a decode step: in float32, or straight from packed weights.
 
 MLX calls ``cblas_sgemm`` for such a product, which OpenBLAS computes at a fraction of the memory's rate. A function
-that is compiled here takes its place: it computes up to seven rows times a transposed matrix, each as it would be
+that is compiled here takes its place: it computes up to twelve rows times a transposed matrix, each as it would be
 alone, and hands anything else on to the library. A matrix that is in the table of packed weights is not read at all,
 only its packed form: a fifth of the bytes or less. What is summed is the same up to rounding, in an order that is fixed
 for each output.
@@ -33,8 +33,9 @@ SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a mod
 #: codes ``[rows, columns * bits / 32]`` and of the float16 scales and biases, one for each four words. The last row is
 #: no slot: it counts the products with packed weights and with float32 ones.
 COLUMNS = 7
-#: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores.
-MOST_PACKED, MOST_FLOATS = 7, 4
+#: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores. Called in
+#: a loop it wins from eight on; between the other operations of a decode step its threads must be woken each time.
+MOST_PACKED, MOST_FLOATS = 12, 4
 AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
