@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from amem.errors import InputError, UnknownTurn
 from amem.results import TurnInfo
+from amem.sizes import count
 from amem.store import AgentStore
 from amem.store.records import TurnRecord
 from amem.wish import RAW, messages_of
@@ -237,9 +238,9 @@ class TurnTree:
             return turn
         n = _whole_number(turns)
         if n is None or not 1 <= n <= len(path):
-            raise InputError(
-                f"agent {self._store.name!r} has {len(path)} turns to rewind, so {turns!r} is not possible."
-            )
+            known = f"agent {self._store.name!r} has {count(len(path), 'turn')} to rewind"
+            hint = f"give a whole number from 1 to {len(path)}" if path else "it stands before its first"
+            raise InputError(f"{known}, so {turns!r} is not possible: {hint}.")
         return path[-n - 1] if n < len(path) else None
 
     def forget_lost_snapshots(self) -> None:

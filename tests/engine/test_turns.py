@@ -183,7 +183,9 @@ def test_what_is_no_whole_number_is_no_turn(place, planner):
     for move in (planner.checkout, lambda at: planner.rewind(to=at), lambda at: planner.snapshot("s", at=at)):
         with pytest.raises(UnknownTurn, match="has no turn"):
             move(place)
-    with pytest.raises(InputError, match="is not possible"):
+    with pytest.raises(
+        InputError, match=r"has [1-9] turns? to rewind, so .* is not possible: give a whole number from 1"
+    ):
         planner.rewind(place)
     planner.checkout(np.int64(head))
     assert head == planner.turns[-1].id
