@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import Any
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
@@ -29,9 +29,9 @@ autodoc_default_options = {"members": True, "member-order": "bysource", "undoc-m
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]  # the changelog's headings are made for a file of its own
 
-_PLACE = re.compile(r"<!-- made of ([a-z ]+) -->")
+_ROOT = Path(__file__).parent.parent
+_PLACE = re.compile(r"<!-- made of ([a-zA-Z. ]+) -->")
 
 
 def setup(app: Sphinx) -> None:
@@ -57,6 +57,14 @@ def _name_errors(_app: Sphinx, _kind: str, _name: str, _what: object, _options: 
 def _leave_out_signature(_app: Sphinx, kind: str, _name: str, what: object, *_: object) -> tuple[str, str] | None:
     """Only engines are made by who reads this; of results, the fields are listed."""
     return ("", "") if kind == "class" and what is not Engine else None
+
+
+def _page(name: str) -> str:
+    """A page of the project's root, with its links as they are here."""
+    text = (_ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+    for other in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        text = text.replace(f"]({other}", f"]({other.lower()}")
+    return text
 
 
 def _overview() -> str:
@@ -89,7 +97,9 @@ def _help(made: argparse.ArgumentParser) -> str:
     return made.format_help()
 
 
-PARTS: dict[str, Any] = {
+PARTS: dict[str, Callable[[], str]] = {
+    "CONTRIBUTING.md": lambda: _page("CONTRIBUTING.md"),
+    "CHANGELOG.md": lambda: _page("CHANGELOG.md"),
     "the overview of the magics": _overview,
     "the magics": _magics,
     "the command line": _commands,
