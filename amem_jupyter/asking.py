@@ -1,28 +1,26 @@
-"""One request from a cell: options and text in, a reply that streams into the page out."""
+"""One request from a cell: options and text in, replies that stream into the page out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.error import UsageError
 
-from amem_jupyter.background import PendingReply
+from amem_jupyter.background import PendingReplies, PendingReply
 from amem_jupyter.cells import Cells
 from amem_jupyter.errors import Interrupted, reason
-from amem_jupyter.live import Output
 from amem_jupyter.message import Replies, body_text, expand, quoted, system_text
 from amem_jupyter.parse import Arguments
 from amem_jupyter.protocol import AgentLike, EngineLike, EventStream
 from amem_jupyter.reply import CellReplies, CellReply
-from amem_jupyter.tables import text_picture
 from amem_jupyter.watching import Watcher
 
 if TYPE_CHECKING:
     from amem.results import Reply
-    from amem_jupyter.live import CardView, ReplyView
+    from amem_jupyter.live import Page, ReplyView
 
 
 @dataclass(frozen=True)
@@ -99,16 +97,53 @@ def stream_reply(agent: AgentLike, request: Request, view: ReplyView, watch: Wat
     return CellReply(_follow(agent.name, stream, view, watch), cells, request.how)
 
 
-def reply_behind(agent: AgentLike, request: Request, view: CardView, watch: Watcher, cells: Cells) -> PendingReply:
+def reply_behind(agent: AgentLike, request: Request, page: Page, watch: Watcher, cells: Cells) -> PendingReply:
     """Ask, and let the reply come while other cells run."""
     stream = agent.stream(request.text, system=request.system, **_wish(request, cells))
+    page.draw(begins=True)
+    return _pending(agent.name, stream, request, page.cards[agent.name], watch, cells, page.show_again)
+
+
+def replies_behind(engine: EngineLike, request: Request, views: Mapping[str, ReplyView], watch: Watcher, cells: Cells,
+                   show_again: Callable[[], None]) -> PendingReplies:  # fmt: skip
+    """Ask several agents in one batch, and let their replies come, each in a thread of its own."""
+    streams = engine.stream_all(dict.fromkeys(request.names, request.text), **_wish(request, cells))
+    pending: dict[str, PendingReply] = {}
+    try:
+        for name, stream in streams.items():
+            pending[name] = _pending(name, stream, request, views[name], watch, cells, show_again)
+    except BaseException:
+        for stream in streams.values():
+            stream.cancel()
+        raise
+    return PendingReplies(pending, cells)
+
+
+def wait_for_all(pending: PendingReplies) -> CellReplies:
+    """The replies of several agents, when all are there. An interrupt cancels all of them.
+
+    Raises
+    ------
+        AmemError: the first that failed, when the others have ended.
+    """
+    try:
+        pending.wait()
+    except KeyboardInterrupt:
+        pending.cancel()
+        pending.wait()
+        names = ", ".join(pending)
+        raise Interrupted(f"interrupted; whoever of {names} had not answered is as before") from None
+    return pending.replies
+
+
+def _pending(name: str, stream: EventStream, request: Request, view: ReplyView, watch: Watcher, cells: Cells,
+             show_again: Callable[[], None]) -> PendingReply:  # fmt: skip
     execution = cells.execution
 
     def follow() -> CellReply:
-        return CellReply(_follow(agent.name, stream, view, watch), cells, request.how, execution)
+        return CellReply(_follow(name, stream, view, watch), cells, request.how, execution)
 
-    view.begin()
-    return PendingReply(agent.name, cells, stream, follow, view.show_again)
+    return PendingReply(name, cells, stream, follow, show_again)
 
 
 def _follow(agent: str, stream: EventStream, view: ReplyView, watch: Watcher) -> Reply:
@@ -135,34 +170,6 @@ def _follow(agent: str, stream: EventStream, view: ReplyView, watch: Watcher) ->
         return reply
     finally:
         watch.changed(agent, over=True)
-
-
-def ask_together(engine: EngineLike, request: Request, watch: Watcher, cells: Cells) -> CellReplies:
-    """Ask several agents in one batch, and show their replies side by side when all are there."""
-    output = Output()
-    names = ", ".join(request.names)
-    output.show(text_picture(f"asking {names} …"))
-    for name in request.names:
-        watch.began(name)
-    try:
-        replies = engine.ask_all(dict.fromkeys(request.names, request.text), **_wish(request, cells))
-    except BaseException as error:
-        why = reason(error, names)
-        if isinstance(error, KeyboardInterrupt):
-            why = f"interrupted; whoever of {names} had not answered is as before"
-        output.show(text_picture(why))
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(why) from None
-        raise
-    else:
-        for reply in replies.values():
-            watch.answered(reply)
-    finally:
-        for name in request.names:
-            watch.changed(name, over=True)
-    shown = CellReplies({name: CellReply(replies[name], cells, request.how) for name in request.names}, cells)
-    output.show(*shown.shown())
-    return shown
 
 
 def _wish(request: Request, cells: Cells) -> dict[str, Any]:

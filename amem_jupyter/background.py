@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amem_jupyter.cells import Cells
 from amem_jupyter.errors import is_cancelled, reason
 from amem_jupyter.protocol import EventStream
-from amem_jupyter.reply import CellReply
-
-if TYPE_CHECKING:
-    from amem.results import ReplyMetrics
+from amem_jupyter.reply import Answer, Bundle, CellReplies, CellReply, CellValue
 
 
-class PendingReply:
-    """What a cell with `--background` evaluates to: the reply that is on its way.
+class PendingReply(Answer):
+    """A reply that is on its way.
 
-    Whatever needs the reply (`text`, `metrics`, `str()`, `{{name}}` in a later message) waits for it.
+    Whatever needs it (`text`, `metrics`, `str()`, `{{name}}` in a later message) waits for it.
 
     Args:
         agent: who was asked.
@@ -38,9 +35,8 @@ class PendingReply:
         follow: Callable[[], CellReply],
         show_again: Callable[[], None],
     ) -> None:
+        super().__init__(cells)
         self.agent = agent
-        self._cells = cells
-        self._execution = cells.execution
         self._stream = stream
         self._follow = follow
         self._show_again = show_again
@@ -82,7 +78,7 @@ class PendingReply:
         """
         if not self._done.wait(timeout_s):
             return False
-        if self._cells.execution != self._execution:
+        if not self.in_its_cell:
             self._show_again()
         return True
 
@@ -104,33 +100,54 @@ class PendingReply:
         assert self._reply is not None
         return self._reply
 
-    @property
-    def text(self) -> str:
-        """What the agent said."""
-        return self.reply.text
-
-    @property
-    def metrics(self) -> ReplyMetrics:
-        """What it cost."""
-        return self.reply.metrics
-
-    def __str__(self) -> str:
-        return self.text
-
     def __repr__(self) -> str:
         if not self.done:
             return f"<{self.agent} is answering>"
         return repr(self._reply) if self._reply is not None else f"<no reply of {self.agent}: {self._error}>"
 
-    def _ipython_display_(self) -> None:
-        """Show nothing in the execution that made it, whose card is there; else leave it to the bundle."""
-        if self._cells.execution != self._execution:
-            raise NotImplementedError
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         if self._reply is None:
             return {"text/plain": repr(self)}, {}
         return self._reply._repr_mimebundle_(include, exclude)
+
+
+class PendingReplies(CellValue, dict[str, PendingReply]):
+    """The replies of several agents, by name, that are on their way."""
+
+    def __init__(self, pending: dict[str, PendingReply], cells: Cells) -> None:
+        dict.__init__(self, pending)
+        CellValue.__init__(self, cells)
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended, in whatever way."""
+        return all(one.done for one in self.values())
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+        for one in self.values():
+            one.wait()
+
+    def cancel(self) -> None:
+        """Ask that all end; `wait` waits for that."""
+        for one in self.values():
+            one.cancel()
+
+    @property
+    def replies(self) -> CellReplies:
+        """All of them, once they are there.
+
+        Raises
+        ------
+            AmemError: one was cancelled, or has failed; the others have ended by then.
+        """
+        self.wait()
+        return CellReplies({name: one.reply for name, one in self.items()}, self._cells, self._execution)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        if not all(one.answered for one in self.values()):
+            return {"text/plain": repr(self)}, {}
+        return self.replies._repr_mimebundle_(include, exclude)
 
 
 class Background:

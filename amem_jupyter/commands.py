@@ -82,7 +82,7 @@ class Option:
     convert: Converter = str
     choices: tuple[str, ...] = ()
     repeatable: bool = False
-    excludes: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()  #: options and positionals that cannot be given beside it
 
     @property
     def name(self) -> str:
@@ -137,7 +137,7 @@ SYSTEM = Option("--system", "TEXT", "the agent's instructions, or @FILE to read 
 ASKING = (
     Option("--format", "HOW", "show the reply as md (Markdown), text or code", choices=FORMATS),
     Option("--raw", "", "send the text untouched: {{name}} is not replaced"),
-    Option("--append", "", "add a turn even if this cell has asked before"),
+    Option("--append", "", "add a turn even if this cell has asked before", excludes=("--cached",)),
     Option("--cached", "", "show the recorded reply, if this was asked at this place before; nothing is computed"),
     Option("--from", "NAME", "put the last reply of agent NAME before the text, as a quotation; may be given again",
            repeatable=True),
@@ -170,8 +170,9 @@ LINE_AGENT = Command(
 )  # fmt: skip
 
 CELL_AGENTS = Command(
-    "%%agents", "send the cell's text to several agents at once; their replies stand side by side", (NAMES,),
-    (*SAMPLING, Option("--into", "VAR", "keep the replies in the variable VAR, by agent", variable), *ASKING),
+    "%%agents", "send the cell's text to several agents at once; their replies stream in side by side", (NAMES,),
+    (*SAMPLING, Option("--into", "VAR", "keep the replies in the variable VAR, by agent", variable), *ASKING,
+     BACKGROUND),
     message="cell", notes=(BRACES,),
 )  # fmt: skip
 
@@ -197,12 +198,12 @@ SUBCOMMANDS = (
              Option("--replace", "", "delete an agent NEW that is there already, so that the cell can run again"))),
     Command("rewind", "take an agent's last turn back, or its last TURNS; they stay as a branch",
             (NAME, Positional("TURNS", "number", required=False, convert=whole_number(1))),
-            (Option("--to", "TURN", "back to this turn or named snapshot", place),)),
+            (Option("--to", "TURN", "back to this turn or named snapshot", place, excludes=("TURNS",)),)),
     Command("checkout", "stand an agent on another turn of its tree, or on a named snapshot", (NAME, TURN)),
     Command("snapshot", "name the turn at which an agent stands; without SNAPSHOT, list those it has",
             (NAME, Positional("SNAPSHOT", "text", required=False)),
             (Option("--at", "TURN", "name this turn instead", whole_number(0)),
-             Option("--forget", "", "take the name away; its turn stays"))),
+             Option("--forget", "", "take the name away; its turn stays", excludes=("--at",)))),
     Command("why", "what an agent's last request found of its past, and why not more", (NAME,)),
     Command("evict", "take agents' K and V out of memory; they stay on disk", (NAMES,)),
     Command("restore", "bring agents' K and V from disk into memory", (NAMES,)),
@@ -232,7 +233,7 @@ SUBCOMMANDS = (
              Option("--api-key", "KEY", "a key that requests must bring, as KEY or NAME:KEY; may be given again",
                     repeatable=True),
              Option("--into", "VAR", "keep the address for clients in the variable VAR", variable),
-             Option("--stop", "", "end the serving"))),
+             Option("--stop", "", "end the serving", excludes=("--port", "--host", "--api-key", "--into")))),
     Command("release", "close the engine: the model leaves memory, and other kernels may use the agents"),
     Command("config", 'the defaults of this notebook; with a name and a value, set one ("" resets it)',
             (Positional("OPTION", "setting", required=False), Positional("VALUE", "text", required=False, empty=True))),

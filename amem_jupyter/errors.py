@@ -32,28 +32,36 @@ def reason(error: BaseException, agent: str) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class Interrupted(KeyboardInterrupt):
-    """A keyboard interrupt that IPython shows in one line instead of our frames."""
+class _OneLine(BaseException):
+    """An error that IPython shows in one line instead of our frames."""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"KeyboardInterrupt: {self}"]
+        return [f"{type(self).__name__}: {self}"]
+
+
+class Interrupted(_OneLine, KeyboardInterrupt):
+    """A keyboard interrupt."""
 
 
 Interrupted.__name__ = KeyboardInterrupt.__name__  # what front ends show, and clients look for
 
 
-class Refused(Exception):
-    """What was refused, in one line.
+class Refused(_OneLine, Exception):
+    """What was refused.
 
     IPython only prints a UsageError; this one is also an error output, so that a notebook that was saved or run by a
     pipeline tells why it stopped.
     """
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"UsageError: {self}"]
+
+class SettingRefused(_OneLine):
+    """A setting that cannot be.
+
+    %config logs whatever is an Exception and lets its cell go on; this one is none, and so ends the cell.
+    """
 
 
-Refused.__name__ = UsageError.__name__
+Refused.__name__ = SettingRefused.__name__ = UsageError.__name__
 
 
 @contextmanager

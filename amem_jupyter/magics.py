@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,27 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 from traitlets import Bunch, Enum, Float, Integer, TraitError, Unicode, validate
+from traitlets.config import Config
 
-from amem_jupyter.asking import Request, Settings, ask_together, dry_run_text, reply_behind, request_of, stream_reply
-from amem_jupyter.background import PendingReply
+from amem_jupyter.asking import (
+    Request,
+    Settings,
+    dry_run_text,
+    replies_behind,
+    reply_behind,
+    request_of,
+    stream_reply,
+    wait_for_all,
+)
+from amem_jupyter.background import PendingReplies, PendingReply
 from amem_jupyter.boards import Boards
 from amem_jupyter.cells import Cells
 from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT, SAMPLING
-from amem_jupyter.errors import in_one_line, is_refusal
-from amem_jupyter.live import CardView, Output, ReplyView, TerminalView
+from amem_jupyter.errors import SettingRefused, in_one_line, is_refusal
+from amem_jupyter.live import Output, Page, ReplyView, TerminalView
 from amem_jupyter.manual import describe, overview
 from amem_jupyter.maps import Maps
-from amem_jupyter.parse import Arguments, parse, parse_amem
+from amem_jupyter.parse import Arguments, nearest, parse, parse_amem
 from amem_jupyter.project import project_settings
 from amem_jupyter.protocol import EngineLike
 from amem_jupyter.reply import CellReplies, CellReply
@@ -49,15 +59,15 @@ class AmemMagics(Magics):
     disk = Unicode("", help='most disk for the store, e.g. "10GB"').tag(config=True)
     codec = Unicode("auto", help="how K and V are stored").tag(config=True)
     attention = Enum(["auto", "reference", "cpu"], "auto", help="attention backend").tag(config=True)
-    max_tokens = Integer(512, min=1, help="most tokens of a reply").tag(config=True)
+    max_tokens = Integer(512, help="most tokens of a reply").tag(config=True)
     temperature = Float(0.0, help="0 is greedy").tag(config=True)
     top_p = Float(1.0, help="sample from the likeliest tokens that make up this much").tag(config=True)
     format = Enum(FORMATS, "md", help="how replies are shown").tag(config=True)
 
     shell: InteractiveShell
 
-    @validate("temperature", "top_p")
-    def _check_sampling(self, proposal: Bunch) -> float:
+    @validate("max_tokens", "temperature", "top_p")
+    def _check_sampling(self, proposal: Bunch) -> object:
         """The bounds of a cell's own options; NaN is within none."""
         name, value = proposal["trait"].name, proposal["value"]
         try:
@@ -65,7 +75,7 @@ class AmemMagics(Magics):
             option.convert(str(value))
         except ValueError as error:
             raise TraitError(f"it must be {error}") from None
-        return float(value)
+        return value
 
     @validate("memory", "disk")
     def _check_size(self, proposal: Bunch) -> str:
@@ -87,7 +97,10 @@ class AmemMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.session: Session = session_of(shell)
-        super().__init__(shell)
+        try:
+            super().__init__(shell)
+        except TraitError as error:
+            raise UsageError(f"{type(self).__name__} in IPython's configuration: {error}") from None
         self._take_project_settings()
         self.observe(self._forget_choice, list(OF_ENGINE))
         self.cells = Cells(shell)
@@ -105,7 +118,7 @@ class AmemMagics(Magics):
 
     @no_var_expand
     @cell_magic
-    def agents(self, line: str, cell: str) -> CellReplies | None:
+    def agents(self, line: str, cell: str) -> CellReplies | PendingReplies | None:
         """Send the cell to several agents."""
         with in_one_line():
             return self._ask_all(parse(CELL_AGENTS, line), cell)
@@ -117,15 +130,15 @@ class AmemMagics(Magics):
         with in_one_line():
             self._subcommands.run(parse_amem(line))
 
-    def engine(self) -> EngineLike:
-        """The engine: the one at hand, or a new one with this notebook's settings."""
-        return self.session.engine or self.open(self.settings())
+    def engine(self, *asked: str) -> EngineLike:
+        """The engine: the one at hand, or a new one with this notebook's settings. `asked` are agents wanted next."""
+        return self.session.engine or self.open(self.settings(), *asked)
 
-    def open(self, settings: EngineSettings) -> EngineLike:
+    def open(self, settings: EngineSettings, *asked: str) -> EngineLike:
         """An engine with these settings, and a line that says how its loading goes."""
         output = Output()
         before = self.session.engine
-        engine = self.session.open(settings, lambda words: output.show(text_picture(words)))
+        engine = self.session.open(settings, lambda words: output.show(text_picture(words)), asked)
         if engine is not before:
             self.live.forget()
             self._adopt(engine, settings.space)
@@ -171,6 +184,25 @@ class AmemMagics(Magics):
         except (TraitError, ValueError) as error:
             raise UsageError(f"{name} cannot be {text!r}: {error}") from None
 
+    def update_config(self, config: Config) -> None:
+        """Take what %config gives; what cannot be is one line that ends its cell."""
+        given = config.get(type(self).__name__, {})
+        try:
+            for name in given:
+                self.known_option(name)
+            super().update_config(config)
+        except UsageError as error:
+            raise SettingRefused(str(error)) from None
+        except TraitError as error:
+            wanted = ", ".join(f"{name} cannot be {value!r}" for name, value in given.items())
+            raise SettingRefused(f"{wanted}: {error}") from None
+
+    def known_option(self, name: str) -> None:
+        """Refuse the name of no setting."""
+        names = list(self.options())
+        if name not in names:
+            raise UsageError(f"there is no setting {name!r}{nearest(name, names) or '; %amem config lists them'}")
+
     def _take_project_settings(self) -> None:
         """Defaults of the project that the notebook lies in; IPython's own configuration wins over them."""
         file, found = project_settings(Path.cwd(), list(self.options()))
@@ -182,39 +214,56 @@ class AmemMagics(Magics):
 
     def _ask_one(self, arguments: Arguments, body: str | None) -> CellReply | PendingReply | None:
         request = self._request(arguments, body)
+        if request is None:
+            return None
+        (name,) = request.names
+        agent = self.engine(name).agent(name, create=False)
+        reply: CellReply | PendingReply
+        if request.background:
+            reply = reply_behind(agent, request, Page([name], request.how), self.live, self.cells)
+            self.session.background.add(reply)
+        else:
+            view = Page([name], request.how).cards[name] if self._has_page else TerminalView(name)
+            reply = stream_reply(agent, request, view, self.live, self.cells)
+        self._say_if_cells_have_no_ids()
+        self._keep(request, reply)
+        return reply
+
+    def _ask_all(self, arguments: Arguments, body: str) -> CellReplies | PendingReplies | None:
+        request = self._request(arguments, body)
+        if request is None:
+            return None
+        page = Page(request.names, request.how)
+        views: Mapping[str, ReplyView] = page.cards
+        if not self._has_page:
+            views = {name: TerminalView(name, streams=False) for name in request.names}
+        engine = self.engine(*request.names)
+        pending = replies_behind(engine, request, views, self.live, self.cells, page.show_again)
+        replies: CellReplies | PendingReplies = pending
+        if request.background:
+            page.draw(begins=True)
+            for one in pending.values():
+                self.session.background.add(one)
+        else:
+            replies = wait_for_all(pending)
+        self._say_if_cells_have_no_ids()
+        self._keep(request, replies)
+        return replies
+
+    def _request(self, arguments: Arguments, body: str | None) -> Request | None:
+        """What a cell asks for; None if that was only to be shown."""
+        defaults = Settings(self.max_tokens, self.temperature, self.top_p, None, ())
+        request = request_of(arguments, body, self.shell.user_ns, defaults, self.format, self._last_reply)
         if request.dry_run:
             Output().show(text_picture(dry_run_text(request)))
             return None
         if request.background and not self._has_page:
             raise UsageError("--background needs a notebook: a terminal has no place for a reply that comes later")
-        name = request.names[0]
-        agent = self.engine().agent(name, create=False)
-        reply: CellReply | PendingReply
-        if request.background:
-            reply = reply_behind(agent, request, CardView(name, request.how), self.live, self.cells)
-            self.session.background.add(reply)
-        else:
-            reply = stream_reply(agent, request, self._view(name, request.how), self.live, self.cells)
-        self._say_if_cells_have_no_ids()
-        self._keep(request, reply)
-        return reply
-
-    def _ask_all(self, arguments: Arguments, body: str) -> CellReplies | None:
-        request = self._request(arguments, body)
-        if request.dry_run:
-            Output().show(text_picture(dry_run_text(request)))
-            return None
-        replies = ask_together(self.engine(), request, self.live, self.cells)
-        self._keep(request, replies)
-        return replies
-
-    def _request(self, arguments: Arguments, body: str | None) -> Request:
-        defaults = Settings(self.max_tokens, self.temperature, self.top_p, None, ())
-        return request_of(arguments, body, self.shell.user_ns, defaults, self.format, self._last_reply)
+        return request
 
     def _last_reply(self, name: str) -> str | None:
         """What an agent said where it stands, once its requests in the background are done; None if there is none."""
-        engine = self.engine()
+        engine = self.engine(name)
         if name not in engine.agents():
             return None
         for pending in self.session.background.running([name]):
@@ -238,9 +287,6 @@ class AmemMagics(Magics):
     def _has_page(self) -> bool:
         """Whether outputs go to a notebook, and not to a terminal."""
         return hasattr(self.shell, "kernel")
-
-    def _view(self, agent: str, how: str) -> ReplyView:
-        return CardView(agent, how) if self._has_page else TerminalView(agent)
 
     def _clicked(self, agent: str) -> None:
         """A button changed an agent."""

@@ -106,6 +106,7 @@ def parse(command: Command, line: str) -> Arguments:
         words.append(found.text)
         at = found.end
     place(command, words, values)
+    refuse_contradictions(command, values)
     rest = line[at:].strip(" \t") if command.message == "line" else ""
     return Arguments(command, values, rest)
 
@@ -182,6 +183,16 @@ def place(command: Command, words: list[str], values: dict[str, Any]) -> None:
     may_be_empty = {at for at, positional in enumerate(command.positionals) if positional.empty}
     if any(not word and at not in may_be_empty for at, word in enumerate(words)):
         raise UsageError(f"an empty name. Usage: {usage(command)}")
+
+
+def refuse_contradictions(command: Command, values: Mapping[str, Any]) -> None:
+    """Refuse two things of which only one can be meant."""
+    options = [option for option in command.options if option.name in values]
+    given = {*values, *(option.flag for option in options)}
+    for option in options:
+        for other in option.excludes:
+            if other in given:
+                raise UsageError(f"{command_name(command)} takes {option.flag} or {other}, not both")
 
 
 def refuse_late_options(command: Command, text: str) -> None:

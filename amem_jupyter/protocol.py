@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from amem.fidelity.figures import Receipt
     from amem.model.capacity import CapacityRow
     from amem.options import AskOptions
-    from amem.results import AgentStatus, BlockMap, EngineStatus, Event, Reply, TurnInfo
+    from amem.results import AgentStatus, BlockMap, EngineStatus, Event, TurnInfo
     from amem.store import VerifyReport
 
 
@@ -123,8 +123,8 @@ class EngineLike(Protocol):
         """The names of the space's agents."""
         ...
 
-    def ask_all(self, messages: Mapping[str, str], **options: Unpack[AskOptions]) -> dict[str, Reply]:
-        """Ask several agents in one batch."""
+    def stream_all(self, messages: Mapping[str, str], **options: Unpack[AskOptions]) -> Mapping[str, EventStream]:
+        """Ask several agents in one batch; their events, by name."""
         ...
 
     def status(self) -> EngineStatus:

@@ -1,7 +1,8 @@
-"""A reply as the notebook's value: it shows its card, and not twice in the cell that made it."""
+"""Replies as the notebook's values: each shows its card, and not twice in the cell that made it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from amem_jupyter.cells import Cells
@@ -11,10 +12,17 @@ from amem_jupyter.render import reply_card, side_by_side
 if TYPE_CHECKING:
     from amem.results import Reply, ReplyMetrics
 
+Bundle = tuple[dict[str, str], dict[str, Any]]
+
 
 def output_metadata(reply: Reply) -> dict[str, Any]:
     """An output's metadata: the reply's metrics, under ``amem``. The blocks are in the picture."""
     return {"amem": _figures(reply)}
+
+
+def row_metadata(replies: list[Reply]) -> dict[str, Any]:
+    """The metadata of an output with several replies."""
+    return {"amem": {"agents": [_figures(reply) for reply in replies]}}
 
 
 def _figures(reply: Reply) -> dict[str, Any]:
@@ -23,14 +31,32 @@ def _figures(reply: Reply) -> dict[str, Any]:
     return {**metrics, "turn": reply.turn, "finish_reason": reply.finish_reason}
 
 
-class CellReply:
-    """What a cell that asks an agent evaluates to (``_``, ``Out``, ``--into``)."""
+class CellValue:
+    """What a cell that asks evaluates to (``_``, ``Out``, ``--into``)."""
 
-    def __init__(self, reply: Reply, cells: Cells, how: str = "md", execution: str | None = None) -> None:
-        self.reply = reply
+    def __init__(self, cells: Cells, execution: str | None = None) -> None:
         self._cells = cells
         self._execution = execution or cells.execution
-        self.how = how  #: how its card shows the text
+
+    @property
+    def in_its_cell(self) -> bool:
+        """Whether the execution that made it still runs."""
+        return self._cells.execution == self._execution
+
+    def _ipython_display_(self) -> None:
+        """Show nothing in the execution that made it, whose card is there already; else leave it to the bundle."""
+        if not self.in_its_cell:
+            raise NotImplementedError
+
+
+class Answer(CellValue, ABC):
+    """The value of a cell that asks one agent."""
+
+    @property
+    @abstractmethod
+    def reply(self) -> Reply | CellReply:
+        """The reply."""
+        ...
 
     @property
     def text(self) -> str:
@@ -42,59 +68,63 @@ class CellReply:
         """What it cost."""
         return self.reply.metrics
 
+    def __str__(self) -> str:
+        return self.text
+
+
+class CellReply(Answer):
+    """A reply that is there."""
+
+    def __init__(self, reply: Reply, cells: Cells, how: str = "md", execution: str | None = None) -> None:
+        super().__init__(cells, execution)
+        self._reply = reply
+        self.how = how  #: how its card shows the text
+
+    @property
+    def reply(self) -> Reply:
+        """The engine's reply."""
+        return self._reply
+
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens as they were generated."""
-        return self.reply.token_ids
+        return self._reply.token_ids
 
     @property
     def finish_reason(self) -> str:
         """Why it ended: "stop" or "length"."""
-        return self.reply.finish_reason
+        return self._reply.finish_reason
 
     @property
     def turn(self) -> int:
         """The id of its turn."""
-        return self.reply.turn
+        return self._reply.turn
 
     def to_dict(self) -> dict[str, Any]:
         """The reply as plain values."""
-        return self.reply.to_dict()
-
-    def __str__(self) -> str:
-        return self.reply.text
+        return self._reply.to_dict()
 
     def __repr__(self) -> str:
         return f"<reply of {self.metrics.agent}: {self.text!r}>"
 
-    def _ipython_display_(self) -> None:
-        """Show nothing in the execution that made it, whose card is there already; else leave it to the bundle."""
-        if self._cells.execution != self._execution:
-            raise NotImplementedError
+    @property
+    def card(self) -> Picture:
+        """Its card."""
+        return reply_card(self._reply, self.how)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         del include, exclude
-        return reply_card(self.reply, self.how).bundle(), output_metadata(self.reply)
+        return self.card.bundle(), output_metadata(self._reply)
 
 
-class CellReplies(dict[str, CellReply]):
-    """What a cell that asks several agents evaluates to: their replies by name."""
+class CellReplies(CellValue, dict[str, CellReply]):
+    """The replies of several agents, by name."""
 
-    def __init__(self, replies: dict[str, CellReply], cells: Cells) -> None:
-        super().__init__(replies)
-        self._cells = cells
-        self._execution = cells.execution
+    def __init__(self, replies: dict[str, CellReply], cells: Cells, execution: str | None = None) -> None:
+        dict.__init__(self, replies)
+        CellValue.__init__(self, cells, execution)
 
-    def shown(self) -> tuple[Picture, dict[str, Any]]:
-        """The cards side by side, and their metrics by agent."""
-        cards = [reply_card(reply.reply, reply.how) for reply in self.values()]
-        return side_by_side(cards), {"amem": {"agents": [_figures(reply.reply) for reply in self.values()]}}
-
-    def _ipython_display_(self) -> None:
-        if self._cells.execution != self._execution:
-            raise NotImplementedError
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         del include, exclude
-        picture, metadata = self.shown()
-        return picture.bundle(), metadata
+        cards = side_by_side([reply.card for reply in self.values()])
+        return cards.bundle(), row_metadata([reply.reply for reply in self.values()])

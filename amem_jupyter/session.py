@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from weakref import WeakKeyDictionary
 
@@ -35,12 +35,17 @@ class EngineSettings:
 OF_ENGINE = frozenset(field.name for field in fields(EngineSettings))  #: settings that an engine is made with
 
 
-def open_engine(settings: EngineSettings, progress: Callable[[str], None]) -> EngineLike:
-    """A real engine. Here, and only here, MLX comes in."""
+def open_engine(settings: EngineSettings, progress: Callable[[str], None], asked: Collection[str] = ()) -> EngineLike:
+    """A real engine. Here, and only here, MLX comes in.
+
+    `asked` are agents that are wanted at once: where another kernel has one, that is said before the model is loaded.
+    """
     try:
         from amem import Engine
+        from amem.inuse import refuse_if_in_use
     except ImportError as error:
         raise UsageError(f"amem's engine cannot be imported: {error}") from error
+    refuse_if_in_use(asked, settings.store, settings.space)
     engine: EngineLike = Engine(
         model=settings.model,
         store=settings.store,
@@ -65,10 +70,14 @@ class Session:
         self.serving = Serving()
         self.said: set[str] = set()  #: what is said once only
 
-    def open(self, wanted: EngineSettings, tell: Callable[[str], None]) -> EngineLike:
+    def open(self, wanted: EngineSettings, tell: Callable[[str], None], asked: Collection[str] = ()) -> EngineLike:
         """The engine for these settings; the one at hand if it has them.
 
         A new one is made before the old one is closed, so that a model that cannot be loaded changes nothing.
+
+        Raises
+        ------
+            AgentLocked: another kernel has one of the agents that are `asked` next.
         """
         if self.engine is not None and wanted == self.opened_with:
             return self.engine
@@ -77,7 +86,7 @@ class Session:
         tell(f"loading {name} …")
         began = time.perf_counter()
         try:
-            engine = open_engine(wanted, tell)
+            engine = open_engine(wanted, tell, asked)
         except BaseException as error:
             tell(f"{name} was not loaded")
             if isinstance(error, KeyboardInterrupt):

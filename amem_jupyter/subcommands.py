@@ -45,7 +45,14 @@ class Subcommands:
         return self._magics.engine()
 
     def _agent(self, arguments: Arguments) -> AgentLike:
-        return existing_agent(self._engine, arguments.get("NAME"))
+        name = arguments.get("NAME")
+        return existing_agent(self._magics.engine(name), name)
+
+    def _agents_of(self, arguments: Arguments) -> list[AgentLike]:
+        """All agents that a line names, once all of them are known to be there."""
+        names = arguments.get("NAME")
+        engine = self._magics.engine(*names)
+        return [existing_agent(engine, name) for name in names]
 
     def _status(self, arguments: Arguments) -> None:
         if arguments.get("live", False):
@@ -85,8 +92,6 @@ class Subcommands:
 
     def _rewind(self, arguments: Arguments) -> None:
         agent = self._agent(arguments)
-        if "TURNS" in arguments.values and "to" in arguments.values:
-            raise UsageError("rewind takes TURNS or --to TURN, not both")
         agent.rewind(turns=arguments.get("TURNS", 1), to=arguments.get("to"))
         self._changed(agent)
 
@@ -120,7 +125,7 @@ class Subcommands:
         self._each(arguments, lambda agent: agent.restore())
 
     def _prefetch(self, arguments: Arguments) -> None:
-        agents = [existing_agent(self._engine, name) for name in arguments.get("NAME")]
+        agents = self._agents_of(arguments)
         for agent in agents:
             agent.restore(background=True)
         _say(f"on the way into memory: {', '.join(agent.name for agent in agents)}")
@@ -230,14 +235,11 @@ class Subcommands:
 
     def _config(self, arguments: Arguments) -> None:
         name, value = arguments.get("OPTION"), arguments.get("VALUE")
-        options = self._magics.options()
-        if name is not None and name not in options:
-            raise UsageError(
-                f"there is no setting {name!r}{nearest(name, list(options)) or '; %amem config lists them'}"
-            )
+        if name is not None:
+            self._magics.known_option(name)
         if value is not None:
             self._magics.set_option(name, value)
-            options = self._magics.options()
+        options = self._magics.options()
         shown = {name: options[name]} if name is not None else options
         lines = [f"{key} = {shown[key]!r}" for key in shown]
         if value is not None and name in OF_ENGINE and self._magics.session.engine is not None:
@@ -257,8 +259,8 @@ class Subcommands:
         self._magics.session.chosen.update({name: value for name, value in chosen.items() if value is not None})
 
     def _each(self, arguments: Arguments, act: Callable[[AgentLike], object]) -> None:
-        """Do `act` for all agents that the line names, once all of them are known to be there."""
-        agents = [existing_agent(self._engine, name) for name in arguments.get("NAME")]
+        """Do `act` for all agents that the line names."""
+        agents = self._agents_of(arguments)
         for agent in agents:
             act(agent)
         self._changed(*agents)

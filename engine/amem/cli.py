@@ -97,7 +97,9 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("file", metavar="FILE", type=Path, help="to write; it must not exist yet")
     imported = command("import", _import, "make an agent of an exported file", stored)
     imported.add_argument("file", metavar="FILE", type=Path, help="that an export wrote")
-    imported.add_argument("--name", help="its name here (default: the exported one)")
+    imported.add_argument(
+        "--as", "--name", dest="name", metavar="NAME", help="its name here (default: the exported one)"
+    )
     command("models", _models, "list the models that need no download", common)
 
     kernel = command("kernel", _kernel_install, "register a Jupyter kernel that has the notebook layer loaded", common)
@@ -186,6 +188,7 @@ def _progress(sentence: str) -> None:
 def _ask(options: argparse.Namespace) -> int:
     from amem import Engine
     from amem.checks import check_message, request_settings
+    from amem.inuse import refuse_if_in_use
     from amem.store import names
 
     space = options.space or DEFAULT_SPACE
@@ -199,6 +202,7 @@ def _ask(options: argparse.Namespace) -> int:
         seed=options.seed,
         stop=options.stop,
     )
+    refuse_if_in_use([options.name], options.store, space)
     reply = None
     with Engine(
         options.model,
@@ -282,12 +286,9 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _root(options: argparse.Namespace) -> Path:
-    from amem.checks import check_store
-    from amem.engine import DEFAULT_STORE
+    from amem.engine import store_folder
 
-    root = Path(options.store or os.environ.get("AMEM_STORE") or DEFAULT_STORE).expanduser()
-    check_store(root)
-    return root
+    return store_folder(options.store)
 
 
 def _store(options: argparse.Namespace) -> Store:

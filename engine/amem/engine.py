@@ -7,7 +7,7 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -87,14 +87,9 @@ class Engine:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         name = str(model or os.environ.get("AMEM_MODEL") or DEFAULT_MODEL)
-        root = Path(store or os.environ.get("AMEM_STORE") or DEFAULT_STORE)
-        try:
-            root = root.expanduser()
-        except RuntimeError as error:
-            raise InputError(f"store {str(root)!r}: there is no such user.") from error
+        root = store_folder(store)
         budget = parse_size(memory if memory is not None else os.environ.get("AMEM_MEMORY") or _quarter_of_ram())
         quota = parse_size(disk) if disk is not None else DEFAULT_DISK
-        check_store(root)
         engine_options(
             max_batch=max_batch, prefill_chunk=prefill_chunk, step_ms=step_ms, io_threads=io_threads, space=space,
             memory=budget,
@@ -205,33 +200,46 @@ class Engine:
         ------
             Exception: the first error of any of them; the others have finished by then.
         """
-        streams: dict[str, ReplyStream] = {}
+        streams = self.stream_all(messages, **options)
         replies: dict[str, Reply] = {}
         errors: list[Exception] = []
-
-        def begin() -> None:
-            for name, text in messages.items():
-                streams[name] = Agent(self, name).stream(text, **options)
-
-        begun = self._owner.submit(begin)  # one job: no step comes between, so that they start together
         try:
-            begun.result()
             for name, events in streams.items():
                 try:
                     replies[name] = events.reply()
                 except Exception as error:  # noqa: BLE001  # raised below, when the others have finished
                     errors.append(error)
         except BaseException:
-            if not begun.cancel():
-                begun.exception()
-            for events in streams.values():
-                events.cancel()  # all of them before waiting for any
-            for events in streams.values():
-                events.close()
+            _close_all(streams.values())
             raise
         if errors:
             raise errors[0]
         return replies
+
+    def stream_all(self, messages: Mapping[str, str], **options: Unpack[AskOptions]) -> dict[str, ReplyStream]:
+        """Like `ask_all`, as one stream of events for each agent; options as for `Agent.stream`.
+
+        All of them start together. Each is read, cancelled and closed by itself, in whatever thread.
+
+        Raises
+        ------
+            InputError: one message or an option is not possible; nobody was asked.
+        """
+        streams: dict[str, ReplyStream] = {}
+
+        def begin() -> None:
+            for name, text in messages.items():
+                streams[name] = Agent(self, name).stream(text, **options)
+
+        begun = self._owner.submit(begin)  # one job: no step comes between
+        try:
+            begun.result()
+        except BaseException:
+            if not begun.cancel():
+                begun.exception()
+            _close_all(streams.values())
+            raise
+        return streams
 
     def fork(
         self,
@@ -533,6 +541,30 @@ class Engine:
         from amem.store import verify
 
         return self._owner.call(lambda: verify(self._parts.store, repair=repair))
+
+
+def _close_all(streams: Iterable[ReplyStream]) -> None:
+    """Cancel all of them before waiting for any."""
+    for events in streams:
+        events.cancel()
+    for events in streams:
+        events.close()
+
+
+def store_folder(store: str | Path | None) -> Path:
+    """The folder of all agents: ``store``, or the environment's, or the default.
+
+    Raises
+    ------
+        InputError: it names a user that there is not, or is something else than a folder.
+    """
+    root = Path(store or os.environ.get("AMEM_STORE") or DEFAULT_STORE)
+    try:
+        root = root.expanduser()
+    except RuntimeError as error:
+        raise InputError(f"store {str(root)!r}: there is no such user.") from error
+    check_store(root)
+    return root
 
 
 def _let_go(opening: Future[Opened]) -> None:

@@ -229,6 +229,23 @@ def test_several_agents_are_asked_as_one_batch(engine):
     }
 
 
+def test_a_batch_can_be_followed_stream_by_stream(engine):
+    """Each gives its own agent's text and reply; one that is cancelled leaves the other, and one refused asks nobody."""
+    together = engine.ask_all({name: f"You are {name}." for name in "ab"}, max_tokens=12)
+    streams = engine.stream_all({f"{name}2": f"You are {name}." for name in "ab"}, max_tokens=12)
+    for name in "ba":
+        events = list(streams[f"{name}2"])
+        assert together[name].token_ids == events[-1].reply.token_ids
+        assert together[name].text == "".join(event.text for event in events)
+    streams = engine.stream_all({"c": "Hello.", "d": "Hello."}, max_tokens=40)
+    streams["c"].close()
+    assert list(streams["d"])[-1].reply is not None
+    assert [0, 1] == [len(engine.agent(name).turns) for name in "cd"]
+    with pytest.raises(InputError, match="empty"):
+        engine.stream_all({"e": "Hello.", "f": " "}, max_tokens=40)
+    assert [] == engine.agent("e").turns
+
+
 def test_one_bad_message_in_a_batch_does_not_take_the_others_along(engine):
     """The error is raised once the others are done."""
     with pytest.raises(AmemError, match="context"):

@@ -126,8 +126,10 @@ def test_an_agent_moves_as_one_file_and_is_deleted(filled, tmp_path, capsys, no_
     """Export, import under another name, delete; what is not there is an error in one line."""
     file, other = str(tmp_path / "planner.amem"), str(tmp_path / "other")
     assert told(capsys, "export", "planner", file, "--store", str(filled))["nbytes"] > 0
-    moved = told(capsys, "import", file, "--store", other, "--name", "moved", "--space", "s")
+    moved = told(capsys, "import", file, "--store", other, "--as", "moved", "--space", "s")
     assert ("moved", "s") == (moved["name"], moved["space"])
+    assert 1 == main(["import", file, "--store", other, "--name", "moved", "--space", "s"])
+    assert "already: give this one another name (--as NAME; from Python, name=...)" in capsys.readouterr().err
     assert told(capsys, "delete", "moved", "--yes", "--store", other, "--space", "s")["nbytes"] > 0
     assert [] == told(capsys, "agents", "--store", other)
     for argv in (
@@ -146,6 +148,13 @@ def test_an_agent_moves_as_one_file_and_is_deleted(filled, tmp_path, capsys, no_
         assert "" == said.out
         assert said.err.startswith("amem: ")
         assert 1 == said.err.count("\n")
+
+
+def test_an_agent_in_use_is_told_of_before_a_model_is_loaded(filled, capsys, no_model):
+    """By `amem ask`, in one line that says who has it."""
+    with Store(filled) as store, store.open("planner", "default"):
+        assert 1 == main(["ask", "planner", "Hello.", "--store", str(filled)])
+    assert "agent 'planner' is in use by this process" in capsys.readouterr().err
 
 
 def test_a_refused_message_is_one_line_and_leaves_no_turn(tiny_model_path, tmp_path, capsys):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from amem.errors import Cancelled, InputError, ModelError, UnknownTurn
+from amem.errors import AgentLocked, Cancelled, InputError, ModelError, UnknownTurn
 from amem.fidelity.figures import Fidelity, Receipt, ReplayCost
 from amem.model.capacity import CapacityRow
 from amem.results import (
@@ -51,8 +51,10 @@ class Script:
     def __init__(self):
         self.lines = deque()
         self.asked = []
+        self.batches = []  # names of agents that were asked together
         self.opened = []
         self.problems = []  # what verify finds
+        self.locked = set()  # names of agents that another kernel has
         self.spaces = {}  # cell ids by space, of agents that other notebooks have made
 
     def enqueue(self, *pieces, error=None, error_at=0, delay_s=0.0, **changes):
@@ -292,7 +294,9 @@ class AgentState:
 
 
 class ScriptedEngine:
-    def __init__(self, settings=None, progress=None):
+    def __init__(self, settings=None, progress=None, asked=()):
+        for name in script.locked.intersection(asked):
+            raise AgentLocked(f"agent {name!r} is in use by process 1; close it there first")
         model = getattr(settings, "model", None) or MODEL
         if "missing" in model:
             raise ModelError(f"there is no model {model!r}.")
@@ -316,12 +320,9 @@ class ScriptedEngine:
     def agents(self):
         return sorted(self.states)
 
-    def ask_all(self, messages, **options):
-        found = {}
-        for name, message in messages.items():
-            *_, last = self.agent(name).stream(message, **options)
-            found[name] = last.reply
-        return found
+    def stream_all(self, messages, **options):
+        script.batches.append(tuple(messages))
+        return {name: self.agent(name).stream(message, **options) for name, message in messages.items()}
 
     def status(self):
         agents = tuple(self.agent(name).status for name in self.agents())
@@ -348,9 +349,12 @@ class ScriptedEngine:
     def import_agent(self, file, name=None):
         if not Path(file).exists():
             raise InputError(f"there is no file {file}")
-        state = self.states[name or Path(file).stem] = AgentState()
+        name = name or Path(file).stem
+        if name in self.states:
+            raise InputError(f"there is an agent {name!r} already: give this one another name (--as NAME)")
+        state = self.states[name] = AgentState()
         state.add("Hello", "You said: Hello", None)
-        return ScriptedAgent(self, name or Path(file).stem)
+        return ScriptedAgent(self, name)
 
     def spaces(self):
         return list(script.spaces)

@@ -266,6 +266,8 @@ def test_an_agent_goes_into_a_file_and_comes_out_of_it(notebook, planner, tmp_pa
     notebook.run(f"%amem import '{file}' --as again")
     assert "again: ■ hot · 200 tokens in 1 turn" in notebook.text
     assert "there is no file" in notebook.fails("%amem import nowhere.amem")
+    taken = notebook.fails(f"%amem import '{file}' --as again").strip()
+    assert taken == "UsageError: there is an agent 'again' already: give this one another name (--as NAME)"
 
 
 def test_capacity_is_a_table(notebook):
@@ -314,17 +316,47 @@ def test_a_setting_has_the_bounds_of_the_option(notebook, setting):
         ("codec", "auto/bf16", "choose one of auto, q4, "),
     ],
 )
-def test_a_setting_that_no_engine_takes_is_refused_at_once(notebook, caplog, name, value, says):
-    """By %amem config in one line that names the setting, and by %config, which logs it; nothing changes."""
+def test_a_setting_that_no_engine_takes_is_refused_at_once(notebook, name, value, says):
+    """By %amem config, and by %config as well, in one line that names the setting; nothing changes."""
     magics = notebook.shell.magics_manager.registry["AmemMagics"]
     before = magics.options()
-    seen = notebook.fails(f"%amem config {name} {value}").strip()
-    assert seen.startswith(f"UsageError: {name} cannot be '{value}': ")
-    assert says in seen
-    assert "\n" not in seen
-    notebook.run(f"%config AmemMagics.{name} = {value!r}")
-    assert says in caplog.text
+    for source in (f"%amem config {name} {value}", f"%config AmemMagics.{name} = {value!r}"):
+        seen = notebook.fails(source).strip()
+        assert seen.startswith(f"UsageError: {name} cannot be '{value}': ")
+        assert says in seen
+        assert "\n" not in seen
     assert magics.options() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("max_tokens = 0", "max_tokens cannot be 0: it must be a whole number of at least 1"),
+        ("max_tokens = 'many'", "max_tokens cannot be 'many': "),
+        ("temperature = -1", "temperature cannot be -1: it must be a number from 0"),
+        ("format = 'html'", "format cannot be 'html': "),
+        ("max_tokns = 3", "there is no setting 'max_tokns'; did you mean max_tokens?"),
+    ],
+)
+def test_config_of_ipython_is_refused_in_one_line_and_ends_its_cell(notebook, caplog, setting, says):
+    """It is no line of a log, what the cell does next is not done, and a right value is taken afterwards."""
+    seen = notebook.fails(f"%config AmemMagics.{setting}\nreached = True").strip()
+    assert seen.startswith(f"UsageError: {says}")
+    assert len(seen.splitlines()) == 1
+    assert caplog.text == ""
+    assert "reached" not in notebook.shell.user_ns
+    assert notebook.run("%config AmemMagics.max_tokens = 7").success
+    notebook.run("%amem config max_tokens")
+    assert notebook.text == "max_tokens = 7"
+
+
+def test_a_wrong_configuration_file_is_one_line_too(notebook):
+    """As c.AmemMagics in IPython's own would be; nothing is loaded."""
+    notebook.run("%unload_ext amem_jupyter")
+    notebook.shell.config.AmemMagics.max_tokens = 0
+    seen = notebook.fails("%load_ext amem_jupyter").strip()
+    assert seen == "UsageError: AmemMagics in IPython's configuration: it must be a whole number of at least 1"
+    assert notebook.shell.find_line_magic("amem") is None
 
 
 @pytest.mark.parametrize(

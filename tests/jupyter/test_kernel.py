@@ -56,6 +56,25 @@ def test_an_interrupt_stops_the_cell_and_those_queued_after_it(live):
     assert "False" in live.run("'ran_after_all' in globals()").text
 
 
+def test_an_interrupt_cancels_all_who_were_asked_together(live):
+    """Each card says so, each agent is as it was, and the next cell has not run."""
+    for _ in range(2):
+        live.run("script.enqueue(*['word '] * 500, delay_s=0.05)")
+    long = live.send("%%agents left right\nGo on for long.", "c4")
+    queued = live.send("ran_after_both = True")
+    while "left · writing" not in (text := live.wait(long, until="right · writing").text):
+        assert "cancelled" not in text
+    live.manager.interrupt_kernel()
+    ran = live.wait(long)
+    assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
+    assert "left · cancelled; left is as it was before" in ran.text
+    assert "right · cancelled; right is as it was before" in ran.text
+    assert "whoever of left, right had not answered is as before" in ran.error
+    assert live.reply(queued)["status"] == "aborted"
+    assert "has no turns yet" in live.run("%amem history left").text
+    assert "False" in live.run("'ran_after_both' in globals()").text
+
+
 def test_bad_input_stops_the_queue_too(live):
     """Run All does not go on after a refused cell."""
     live.send("import time\ntime.sleep(1)")  # so that both are in the queue before the first of them runs

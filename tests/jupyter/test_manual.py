@@ -13,7 +13,7 @@ def test_every_row_has_its_method_and_every_method_its_row():
     handlers = {name.removeprefix("_") for name, value in vars(Subcommands).items()
                 if callable(value) and name.startswith("_") and not name.startswith("__")}  # fmt: skip
     assert set(BY_NAME) <= handlers
-    assert handlers - set(BY_NAME) == {"agent", "changed", "each", "open"} - set(BY_NAME)
+    assert handlers - set(BY_NAME) == {"agent", "agents_of", "changed", "each", "open"} - set(BY_NAME)
 
 
 def test_the_overview_has_a_line_for_each_command():

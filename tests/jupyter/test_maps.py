@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ipywidgets.widgets.widget import _instances
 
-from amem_jupyter.live import INTERVAL_S, CardView
+from amem_jupyter.live import INTERVAL_S, Page
 from tests.jupyter.scripted import reply
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -134,7 +134,7 @@ def test_a_card_is_updated_ten_times_a_second_at_most(notebook):
     from amem.results import Event
 
     now = [0.0]
-    view = CardView("planner", "md", clock=lambda: now[0])
+    view = Page(["planner"], "md", clock=lambda: now[0]).cards["planner"]
     for _ in range(1000):
         now[0] += 0.001
         view.take(Event(text="x"))

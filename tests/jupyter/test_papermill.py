@@ -51,6 +51,16 @@ def test_a_card_that_ends_after_its_cell_is_kept(tmp_path, waits):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_cards_of_several_that_end_after_their_cell_are_kept(tmp_path):
+    """All of them, in the one output that they share."""
+    late = "scripted.script.enqueue('It', ' came', ' late.', delay_s=0.5)"
+    notebook = run(tmp_path, late, late, "%%agents critic planner --background\nHi", "%amem wait")
+    (card,) = [output for output in notebook.cells[-2].outputs if "amem" in output.metadata]
+    assert card.data["text/plain"].count("It came late.") == 2
+    assert [found["agent"] for found in card.metadata.amem.agents] == ["critic", "planner"]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_refused_cell_stops_the_run(tmp_path):
     """With its one line in the error."""
     with pytest.raises(papermill.PapermillExecutionError) as caught:

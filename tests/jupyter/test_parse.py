@@ -80,6 +80,8 @@ BAD = [
     ("planner --stop ''", "--stop must be a text of at least one character"),
     ("planner --into 2x", "--into must be the name of a Python variable, not '2x'"),
     ("planner --into class", "the name of a Python variable"),
+    ("planner --append --cached", "%%agent takes --append or --cached, not both"),
+    ("planner --cached --append", "%%agent takes --append or --cached, not both"),
     ("planner --format markdwn", "--format must be one of md, text, code"),
     ("planner --format tex", "did you mean text?"),
 ]
@@ -184,6 +186,10 @@ AMEM_BAD = [
     ("rewind planner 0", "TURNS must be a whole number of at least 1"),
     ("load x --codek q4", "did you mean --codec?"),
     ("status --liv", "%amem status has no option --liv"),
+    ("rewind planner 1 --to start", "%amem rewind takes --to or TURNS, not both"),
+    ("snapshot planner start --forget --at 3", "%amem snapshot takes --forget or --at, not both"),
+    ("serve --stop --port 8001", "%amem serve takes --stop or --port, not both"),
+    ("serve --stop --api-key k", "%amem serve takes --stop or --api-key, not both"),
 ]
 
 

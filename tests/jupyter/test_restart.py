@@ -102,6 +102,7 @@ def test_a_second_kernel_on_the_same_notebook_has_a_choice(restarted, bundled_mo
         ran = other.run("%%agent twin --max-tokens 2\nHello?", "c")
         assert (ran.status, ran.ename) == ("error", "UsageError")
         assert "is in use by process" in ran.error
+        assert "loaded in" not in ran.text
         assert ran.error.endswith("Or give this kernel agents of its own: %amem space NAME")
         assert "planner" in other.run("%amem status").text
         assert other.run("%amem space mine").status == "ok"

@@ -91,6 +91,20 @@ def test_a_notebook_that_cannot_be_read_has_no_cells(tmp_path):
         assert cell_ids(str(file)) == frozenset()
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["%agent planner Hi", "%%agent planner --background\nHi", "%%agents critic planner\nHi", "%amem map planner",
+     "%amem evict critic planner", "%%agent critic --from planner\nHi"],
+)  # fmt: skip
+def test_another_kernels_agent_is_told_of_before_a_model_is_loaded(notebook, script, source):
+    """A second kernel on the notebook loses no time; with a choice of its own it goes on."""
+    script.locked = {"planner"}
+    seen = notebook.fails(source).strip()
+    assert seen.endswith("close it there first. Or give this kernel agents of its own: %amem space NAME")
+    assert script.opened == []
+    assert notebook.run("%agent critic Hi").success
+
+
 def test_an_agent_that_another_kernel_holds_leaves_a_choice(notebook, script):
     """End that kernel, or take another space."""
     script.enqueue(error=AgentLocked("agent 'planner' is in use by process 1; close it there first"))

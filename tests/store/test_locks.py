@@ -45,7 +45,13 @@ def test_a_lock_between_processes_ends_with_its_holder(root):
         with pytest.raises(AgentLocked, match=f"process {pid} on "):
             store.open("planner", SPACE)
         assert [f"process {pid}" in text for text in verify(store).skipped] == [True]
+        with pytest.raises(AgentLocked, match=f"process {pid} on "):
+            store.check_free("planner", SPACE)
+        for free in ("critic", "x" * 200, ""):
+            store.check_free(free, SPACE)
+        assert [entry.name for entry in store.agents()] == ["planner"]
         store.open("critic", SPACE)
+        store.check_free("critic", SPACE)
         child.kill()
         child.join()
         say(store.open("planner", SPACE), None, IDS)

@@ -141,6 +141,13 @@ class Store:
         label = names.label(name, space)
         return self.create(label, lambda folder: source.fork_into(folder, label, at))
 
+    def check_free(self, name: str, space: str = "") -> None:
+        """Raise AgentLocked if an agent is open elsewhere. One that is not there, or cannot be, is free."""
+        with contextlib.suppress(InputError, FileNotFoundError):
+            key = self._index.lookup(names.label(name, space).digest)
+            if key is not None and self.opened(key) is None:
+                AgentLock(self.folder(key), name, brief=True).release()
+
     def delete(self, name: str, space: str = "") -> Deleted:
         """Remove an agent with all its text, tokens and files. Raises AgentLocked if another process has it open."""
         label = names.label(name, space)

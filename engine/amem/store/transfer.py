@@ -19,6 +19,7 @@ from amem.store import facts, fileformat, files, names, transcript
 from amem.store.agent import AgentStore
 from amem.store.blockfiles import SUFFIX
 from amem.store.fileformat import FORMAT, Record
+from amem.store.index import NameTakenError
 from amem.store.names import Label
 from amem.store.payload import DamagedError
 from amem.store.records import Realm
@@ -103,6 +104,9 @@ def import_agent(
             label = names.label(name or manifest["name"], manifest["space"] if space is None else space)
             store.reserve(sum(entry["nbytes"] for entry in manifest["files"].values()))
             return store.create(label, lambda folder: _fill(store, folder, label, archive, manifest))
+    except NameTakenError as error:
+        taken = f"there is an agent {label.name!r} already"
+        raise InputError(f"{taken}: give this one another name (--as NAME; from Python, name=...)") from error
     except AmemError:
         raise
     except FileNotFoundError as error:
