@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     imported = command("import", _import, "make an agent of an exported file", stored)
     imported.add_argument("file", metavar="FILE", type=Path, help="that an export wrote")
     imported.add_argument(
-        "--as", "--name", dest="name", metavar="NAME", help="its name here (default: the exported one)"
+        "--as", "--name", dest="name", metavar="NAME", help="its name here, not the exported one"
     )
     command("models", _models, "list the models that need no download", common)
 
