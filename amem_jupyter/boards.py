@@ -1,8 +1,8 @@
-"""The dashboard and the trees of a notebook: alive from the cell that made them until it runs again.
+"""The maps, the trees and the dashboard of a notebook: alive from the cell that made them until it runs again.
 
-Unlike a map they are there to be clicked, and so outlive their cell. They become pictures when the cell runs again,
-when the engine is closed, when the kernel ends, and when nothing has happened to them for a while; where the front end
-tells no cell ids (as pipelines, in which nobody clicks), they do so at the cell's end.
+They become pictures when the cell runs again, when the engine is closed, when the kernel ends, and when nothing has
+happened to them for a while; where the front end tells no cell ids (as pipelines, in which nobody clicks), they do so
+at the cell's end.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from amem_jupyter.markup import Picture
 from amem_jupyter.panels import Panel
 from amem_jupyter.protocol import AgentLike, EngineLike
 from amem_jupyter.render import stage_words
-from amem_jupyter.tables import tree_picture
+from amem_jupyter.tables import map_picture, tree_picture
 
 if TYPE_CHECKING:
     from amem.results import AgentStatus, Event, Reply, ReplyMetrics
     from amem_jupyter.widgets.panel import PanelWidget
 
 IDLE_S = 900.0  #: after so long without a change or a click it becomes a picture
-REFRESH_S = 1.0  #: at most so often while a reply comes in
+REFRESH_S = 1.0  #: between two pictures while a reply comes in
 KEPT = 40  #: replies of an agent in its history
 
 Look = Callable[[EngineLike], tuple[Picture, dict[str, Any]]]
@@ -34,16 +34,32 @@ Message = Mapping[str, Any]
 
 
 class Board(Panel):
-    """One of them, in the output of one cell. `agent` is whose it is; "": everyone's."""
+    """One of them, in the output of one cell.
 
-    def __init__(self, agent: str, cell_id: str | None, look: Look, engine: EngineLike,
-                 make: Callable[[Picture, dict[str, Any]], PanelWidget]) -> None:  # fmt: skip
+    Args:
+        kind: what it shows.
+        agent: whose it is; "": everyone's.
+        cell_id: the cell that it stands in, if that is known.
+        look: what it shows now, and the traits of its widget besides.
+        engine: where to look first.
+        make: makes the widget of a picture and those traits.
+        follows: whether what it shows changes while a reply comes in.
+    """
+
+    def __init__(self, kind: str, agent: str, cell_id: str | None, look: Look, engine: EngineLike,
+                 make: Callable[[Picture, dict[str, Any]], PanelWidget], *, follows: bool) -> None:  # fmt: skip
         picture, more = look(engine)
         super().__init__(cell_id, picture, lambda now: make(now, more))
+        self.kind = kind
         self.agent = agent
         self.look = look
+        self.follows = follows
         self.looked_at = 0.0
         self.timer: threading.Timer | None = None
+
+    def shows(self, agent: str) -> bool:
+        """Whether an agent is on it."""
+        return self.agent in ("", agent)
 
     def rest(self) -> None:
         """Become a picture."""
@@ -57,13 +73,13 @@ class Boards:
 
     Args:
         engine: the engine at hand, if there is one.
-        changed: called with an agent's name after a click has changed it.
     """
 
-    def __init__(self, engine: Callable[[], EngineLike | None], changed: Callable[[str], None]) -> None:
+    def __init__(self, engine: Callable[[], EngineLike | None]) -> None:
         self._engine = engine
-        self._tell_changed = changed
         self._boards: list[Board] = []
+        self._in_cell = False
+        self._stale = False
         self._history: dict[str, deque[ReplyMetrics]] = {}
         self._lock = threading.RLock()
 
@@ -82,7 +98,20 @@ class Boards:
             acts = [{"name": agent.name, "acts": _acts(agent)} for agent in status.agents]
             return board_picture(status, history), {"agents": acts}
 
-        self._open(Board("", cell_id, look, engine, make))
+        self._open(Board("status", "", cell_id, look, engine, make, follows=True))
+
+    def open_map(self, agent: AgentLike, cell_id: str | None) -> None:
+        """Put a map of an agent's blocks into the running cell."""
+
+        def make(picture: Picture, _more: dict[str, Any]) -> PanelWidget:
+            from amem_jupyter.widgets.block_map import BlockMapWidget
+
+            return BlockMapWidget(picture)
+
+        def look(engine: EngineLike) -> tuple[Picture, dict[str, Any]]:
+            return map_picture(engine.agent(agent.name).block_map()), {}
+
+        self._open_of(agent, "map", cell_id, look, make, follows=True)
 
     def open_tree(self, agent: AgentLike, cell_id: str | None) -> None:
         """Put an agent's tree into the running cell."""
@@ -95,14 +124,19 @@ class Boards:
         def look(engine: EngineLike) -> tuple[Picture, dict[str, Any]]:
             return tree_picture(agent.name, engine.agent(agent.name).tree()), {}
 
+        self._open_of(agent, "tree", cell_id, look, make, follows=False)
+
+    def _open_of(self, agent: AgentLike, kind: str, cell_id: str | None, look: Look,
+                 make: Callable[[Picture, dict[str, Any]], PanelWidget], *, follows: bool) -> None:  # fmt: skip
         engine = self._engine()
         assert engine is not None, "an agent comes from an engine"
-        self._open(Board(agent.name, cell_id, look, engine, make))
+        self._open(Board(kind, agent.name, cell_id, look, engine, make, follows=follows))
 
     def _open(self, board: Board) -> None:
+        """Show it; where no cell ids come, there is one of each kind for an agent, the newest."""
         with self._lock:
             if board.cell_id is None:
-                self.forget(lambda other: other.cell_id is None and other.agent == board.agent)
+                self.forget(lambda other: (other.cell_id, other.kind, other.agent) == (None, board.kind, board.agent))
             board.wake()
             assert board.widget is not None
             board.widget.on_msg(lambda _widget, message, _buffers: self._clicked(board, message))
@@ -120,7 +154,13 @@ class Boards:
         self._tell(agent, f"{agent}: {'writing' if event.text else stage_words(event)}")
         now = time.monotonic()
         with self._lock:
-            due = [board for board in self._boards if not board.agent and now - board.looked_at >= REFRESH_S]
+            due = [
+                board
+                for board in self._boards
+                if board.follows and board.awake and board.shows(agent) and now - board.looked_at >= REFRESH_S
+            ]
+            for board in due:
+                board.looked_at = now
         self._draw(due)
 
     def answered(self, reply: Reply) -> None:
@@ -129,22 +169,31 @@ class Boards:
             self._history.setdefault(reply.metrics.agent, deque(maxlen=KEPT)).append(reply.metrics)
 
     def changed(self, agent: str, *, over: bool = False) -> None:
-        """An agent was changed: draw everything that shows it."""
+        """An agent was changed: draw everything that shows it, and when the cell ends what shows others.
+
+        They may have had to make room for it.
+        """
         if over:
             self._tell(agent, "", now=True)
         with self._lock:
-            shown = [board for board in self._boards if board.agent in ("", agent)]
+            self._stale = self._in_cell
+            shown = [board for board in self._boards if board.shows(agent) or not self._in_cell]
         self._draw(shown)
         for board in shown:
             self._keep(board)
 
     def cell_began(self, cell_id: str | None) -> None:
         """A cell begins: what it showed when it ran before is gone from the page."""
+        self._in_cell = True
         if cell_id is not None:
             self.forget(lambda board: board.cell_id == cell_id)
 
     def cell_ended(self) -> None:
         """A cell has ended: where no cell ids come, nobody is there to click."""
+        with self._lock:
+            self._in_cell, stale, self._stale = False, self._stale, False
+            boards = list(self._boards) if stale else []
+        self._draw(boards)
         with self._lock:
             for board in self._boards:
                 if board.cell_id is None:
@@ -175,14 +224,13 @@ class Boards:
     def _tell(self, agent: str, words: str, *, now: bool = False) -> None:
         with self._lock:
             for board in self._boards:
-                if board.agent in ("", agent):
+                if board.shows(agent):
                     board.tell(words, now=now)
 
     def _draw(self, boards: list[Board]) -> None:
         """Look again; the engine is asked without the lock, since it may take a while to answer."""
         engine = self._engine()
         for board in boards:
-            board.looked_at = time.monotonic()
             try:
                 if engine is None or (board.agent and board.agent not in engine.agents()):
                     continue
@@ -193,6 +241,7 @@ class Boards:
                 raise
             with self._lock:
                 board.draw(picture, **more)
+                board.looked_at = time.monotonic()
 
     # -- clicks ----------------------------------------------------------------------------------------------------
 
@@ -209,7 +258,7 @@ class Boards:
             if not is_refusal(error):
                 raise
             words = str(error)
-        self._tell_changed(name)
+        self.changed(name)
         with self._lock:
             board.tell(words, now=True)
 

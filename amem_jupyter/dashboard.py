@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from amem_jupyter.markup import (
-    LINE,
-    RESIDENCY,
-    SMALL,
-    STOPPED,
-    Picture,
-    div,
-    duration,
-    esc,
-    faint,
-    level,
-    size,
-    sparkline,
-    table,
-)
+from amem_jupyter.markup import STOPPED, Picture, count, div, duration, esc, framed, level, noted, size, ttft_sparks
+from amem_jupyter.tables import agent_table
 
 if TYPE_CHECKING:
-    from amem.results import AgentStatus, EngineStatus, ReplyMetrics
+    from amem.results import EngineStatus, PrefetchStatus, ReplyMetrics
 
-HEAD = ("agent", "residency", "tokens", "turns", "memory", "disk", "TTFT", "TTFT so far", "tokens/s", "reused", "")
+HEAD = ("TTFT", "TTFT so far", "tokens/s", "reused")
 
 
 def board_picture(status: EngineStatus, history: Mapping[str, Sequence[ReplyMetrics]]) -> Picture:
@@ -37,34 +24,32 @@ def board_picture(status: EngineStatus, history: Mapping[str, Sequence[ReplyMetr
         ("disk", status.disk_bytes, status.disk_quota),
     ):
         bar, figures = level(used, limit), f"{size(used)} of {size(limit)}"
-        rich.append(div(f"{bar.html} {name} {esc(figures)}"))
+        rich.append(div(f"{bar.html} &nbsp;{name} {esc(figures)}"))
         plain.append(f"{bar.text} {name} {figures}")
+    if status.prefetch is not None:
+        rich.append(div(esc(_prefetch_words(status.prefetch))))
+        plain.append(_prefetch_words(status.prefetch))
     for warning in status.warnings:
-        rich.append(div(esc(f"! {warning}"), f"color:{STOPPED}"))
+        rich.append(noted(f"! {warning}", STOPPED))
         plain.append(f"! {warning}")
-    rows = [_row(agent, history.get(agent.name, ())) for agent in status.agents]
-    agents = table(HEAD, rows, numeric=(2, 3, 4, 5, 6, 8, 9))
-    if not rows:
-        none = "no agents yet: %%agent NAME makes one"
-        agents = Picture(div(faint(esc(none))), none)
-    box = f"{SMALL};border-left:3px solid {LINE};padding:2px 0 2px 12px;margin:4px 0"
-    return Picture(div("".join([*rich, agents.html]), box), "\n".join([*plain, "", agents.text]))
+    rows = [_row(history.get(agent.name, ())) for agent in status.agents]
+    agents = agent_table(status.agents, HEAD, rows, numeric=(0, 2, 3))
+    return Picture(framed("".join([*rich, agents.html])), "\n".join([*plain, "", agents.text]))
 
 
-def _row(agent: AgentStatus, replies: Sequence[ReplyMetrics]) -> tuple[str, ...]:
+def _prefetch_words(prefetch: PrefetchStatus) -> str:
+    """How often the next agent was guessed right, and its state in memory or on its way when it was asked."""
+    tried = f"{count(prefetch.restored, 'agent')} restored ahead"
+    return f"prefetch: {count(prefetch.hits, 'hit')}, {count(prefetch.misses, 'miss', 'misses')} · {tried}"
+
+
+def _row(replies: Sequence[ReplyMetrics]) -> tuple[str | Picture, ...]:
     last = replies[-1] if replies else None
     speeds = [reply.tokens_per_second for reply in replies if reply.tokens_per_second]
     prompt, reused = (sum(getattr(reply, name) for reply in replies) for name in ("prompt_tokens", "reused_tokens"))
     return (
-        agent.name,
-        f"{RESIDENCY[agent.residency][0]} {agent.residency}",
-        str(agent.n_tokens),
-        str(agent.n_turns),
-        size(agent.hot_bytes),
-        size(agent.disk_bytes),
         duration(last.ttft_ms) if last is not None else "-",
-        sparkline([reply.ttft_ms for reply in replies]),
+        ttft_sparks([reply.ttft_ms for reply in replies]),
         f"{speeds[-1]:.1f}" if speeds else "-",
         f"{reused / prompt:.0%}" if prompt else "-",
-        ", ".join([*(["pinned"] if agent.pinned else []), *([] if agent.saved else ["not saved"])]),
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -28,10 +28,9 @@ from amem_jupyter.background import PendingReplies, PendingReply
 from amem_jupyter.boards import Boards
 from amem_jupyter.cells import Cells
 from amem_jupyter.commands import CELL_AGENT, CELL_AGENTS, FORMATS, LINE_AGENT, SAMPLING
-from amem_jupyter.errors import SettingRefused, in_one_line, is_refusal
+from amem_jupyter.errors import SettingRefused, in_one_line
 from amem_jupyter.live import Output, Page, ReplyView, TerminalView
 from amem_jupyter.manual import describe, overview
-from amem_jupyter.maps import Maps
 from amem_jupyter.parse import Arguments, nearest, parse, parse_amem
 from amem_jupyter.project import project_settings
 from amem_jupyter.protocol import EngineLike
@@ -40,10 +39,6 @@ from amem_jupyter.session import OF_ENGINE, EngineSettings, Session, session_of
 from amem_jupyter.space import adopt, default_space, notebook_path
 from amem_jupyter.subcommands import Subcommands
 from amem_jupyter.tables import text_picture
-from amem_jupyter.watching import Watchers
-
-if TYPE_CHECKING:
-    from amem.results import BlockMap
 
 
 @magics_class
@@ -104,9 +99,7 @@ class AmemMagics(Magics):
         self._take_project_settings()
         self.observe(self._forget_choice, list(OF_ENGINE))
         self.cells = Cells(shell)
-        self.maps = Maps(self._block_map)
-        self.boards = Boards(lambda: self.session.engine, self._clicked)
-        self.live = Watchers(self.maps, self.boards)  #: whatever shows agents as they change
+        self.live = Boards(lambda: self.session.engine)  #: whatever shows agents as they change
         self._subcommands = Subcommands(self)
 
     @no_var_expand
@@ -287,20 +280,6 @@ class AmemMagics(Magics):
     def _has_page(self) -> bool:
         """Whether outputs go to a notebook, and not to a terminal."""
         return hasattr(self.shell, "kernel")
-
-    def _clicked(self, agent: str) -> None:
-        """A button changed an agent."""
-        self.live.changed(agent)
-
-    def _block_map(self, agent: str) -> BlockMap | None:
-        """The blocks of an agent that is still there, for a map in passing: it must not fail a cell."""
-        engine = self.session.engine
-        try:
-            return engine.agent(agent).block_map() if engine is not None and agent in engine.agents() else None
-        except Exception as error:
-            if is_refusal(error):
-                return None
-            raise
 
 
 def _checked(check: Callable[[str], object], text: str, default: str) -> str:

@@ -1,7 +1,8 @@
 """The words of the pictures: numbers for people, glyphs, colours, and HTML with inline styles only. No IPython here.
 
-Every mark is a glyph as well as a colour, since GitHub strips styles and text has none; colours are middle tones that
-read on a light and on a dark page.
+Every mark is a glyph as well as a colour, since GitHub strips styles and text has none. Colours are middle tones with a
+contrast of 3:1 on light and on dark pages, which is enough for marks and not for text: text has the page's own colour.
+Roles and labels for screen readers are dropped in untrusted notebooks, where nothing depends on them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SMALL = "font-size:12px;line-height:1.6"
 RESIDENCY = {"hot": ("■", "#d9730d"), "warm": ("▨", "#b08800"), "cold": ("□", "#5b8fc9"), "empty": ("·", "#888888")}
 WHERE = {"hot": "in memory", "warm": "on disk", "cold": "to be computed", "empty": "no turn yet"}
 NEW, SHARED, TAIL, OPEN = "⁺", "ˢ", "ᵗ", "ᵒ"
+FAINT = 0.7
 GREEN = "#2f9e5f"
 ACCENT = "#5b8fc9"
 STOPPED = "#c9543b"
@@ -34,7 +36,7 @@ PARTS = (
     ("queue", "queue_ms", "·", "#8a8f98"),
     ("match", "match_ms", "╌", "#8a63d2"),
     ("restore", "restore_ms", "░", "#3b8fd9"),
-    ("prefill", "prefill_ms", "█", "#d9952b"),
+    ("prefill", "prefill_ms", "█", "#b97a1e"),
     ("first decode", "first_decode_ms", "▓", "#2f9e5f"),
 )
 BAR_WIDTH = 36
@@ -67,10 +69,13 @@ def esc(text: object) -> str:
     return html.escape(str(text))
 
 
-def span(text: str, style: str, title: str = "") -> str:
-    """Marked-up text in a style."""
-    hint = f' title="{esc(title)}"' if title else ""
-    return f'<span style="{style}"{hint}>{text}</span>'
+def span(text: str, style: str, title: str = "", *, css: str = "", label: str = "", hidden: bool = False) -> str:
+    """Marked-up text in a style; `css` is its class, `label` what is read out in its place, `hidden`: nothing is."""
+    more = f' class="{css}"' if css else ""
+    more += f' title="{esc(title)}"' if title else ""
+    more += f' role="img" aria-label="{esc(label)}"' if label else ""
+    more += ' aria-hidden="true"' if hidden else ""
+    return f'<span style="{style}"{more}>{text}</span>'
 
 
 def div(content: str, style: str = "") -> str:
@@ -80,7 +85,17 @@ def div(content: str, style: str = "") -> str:
 
 def faint(text: str) -> str:
     """Text that steps back."""
-    return span(text, "opacity:0.7")
+    return span(text, f"opacity:{FAINT}")
+
+
+def noted(text: str, colour: str) -> str:
+    """A line of text with a coloured edge."""
+    return div(esc(text), f"border-left:3px solid {colour};padding-left:6px")
+
+
+def framed(content: str) -> str:
+    """What a command shows, set off from the page by a line at its left."""
+    return div(content, f"{SMALL};border-left:3px solid {LINE};padding:2px 0 2px 12px;margin:4px 0")
 
 
 def markdown(text: str) -> str:
@@ -127,7 +142,8 @@ def ttft_bar(metrics: ReplyMetrics) -> Picture:
     cells = shares([getattr(metrics, name) for _, name, _, _ in PARTS], BAR_WIDTH)
     marks = [(glyph * n, colour) for n, (_, _, glyph, colour) in zip(cells, PARTS, strict=True) if n]
     colours = "".join(span(text, f"color:{colour};background-color:{colour}") for text, colour in marks)
-    return Picture(span(colours, f"{MONO};font-size:9px;line-height:1"), "".join(text for text, _ in marks))
+    bar = span(colours, f"{MONO};font-size:9px;line-height:1;white-space:nowrap", hidden=True)  # the legend has it all
+    return Picture(bar, "".join(text for text, _ in marks))
 
 
 def ttft_legend(metrics: ReplyMetrics) -> Picture:
@@ -135,8 +151,8 @@ def ttft_legend(metrics: ReplyMetrics) -> Picture:
     rich, plain = [], []
     for label, name, glyph, colour in PARTS:
         value = duration(getattr(metrics, name))
-        swatch = span(glyph, f"color:{colour};background-color:{colour};{MONO};font-size:9px")
-        rich.append(f"{swatch} {label} {value}")
+        swatch = span(glyph, f"color:{colour};background-color:{colour};{MONO};font-size:9px", hidden=True)
+        rich.append(f"{swatch} {faint(f'{label} {value}')}")
         plain.append(f"{glyph} {label} {value}")
     return Picture(" &nbsp;".join(rich), "  ".join(plain))
 
@@ -149,13 +165,26 @@ def sparkline(values: Sequence[float]) -> str:
     )
 
 
+def ttft_sparks(values_ms: Sequence[float]) -> Picture:
+    """Times to first token as a row of bars; they are read out in numbers."""
+    bars, said = sparkline(values_ms), ", ".join(duration(value) for value in values_ms)
+    return Picture(span(bars, f"{MONO};color:{ACCENT}", said, label=said) if bars else "", bars)
+
+
+def where_mark(residency: str) -> Picture:
+    """Where an agent is: glyph and word."""
+    glyph, colour = RESIDENCY[residency]
+    return Picture(f"{span(glyph, f'color:{colour}', hidden=True)} {residency}", f"{glyph} {residency}")
+
+
 def level(part: float, whole: float, width: int = 20) -> Picture:
     """How much of a budget is taken, as a bar of glyphs; a little is never nothing."""
     share = min(part / whole, 1.0) if whole > 0 else 0.0
     n = max(round(share * width), int(part > 0))
     colour = STOPPED if share > 0.9 else ACCENT
-    rich = span("█" * n, f"color:{colour}") + span("░" * (width - n), "opacity:0.4")
-    return Picture(span(rich, f"{MONO};font-size:10px"), "█" * n + "░" * (width - n))
+    rich = span("█" * n, f"color:{colour};background-color:{colour}")
+    rich += span("░" * (width - n), f"color:{LINE};background-color:{LINE}")
+    return Picture(span(rich, f"{MONO};font-size:9px;line-height:1", hidden=True), "█" * n + "░" * (width - n))
 
 
 def block_mark(block: BlockInfo) -> str:
@@ -179,55 +208,69 @@ def block_words(block: BlockInfo) -> str:
 
 
 def block_strip(blocks: Sequence[BlockInfo], glyph_size: int = 15, texts: Sequence[str] = ()) -> Picture:
-    """One mark per block; hovering tells about it, and its text if `texts` has one for each."""
+    """One mark per block; hovering tells about it, and its text if `texts` has one for each.
+
+    A live map finds strips and marks by their classes.
+    """
     rich = []
     for number, block in enumerate(blocks):
         glyph, colour = RESIDENCY[block.residency]
         words = "\n".join([block_words(block), *texts[number : number + 1]])
         flags = block_mark(block)[1:]
         under = f"2px solid {GREEN if block.new else 'transparent'}"
-        mark = span(glyph, f"color:{colour};border-bottom:{under}") + (
-            span(flags, f"color:{GREEN if block.new else '#888888'};font-family:sans-serif") if flags else ""
-        )
-        rich.append(span(mark, "white-space:nowrap", words))
+        mark = span(glyph, f"color:{colour};border-bottom:{under}")
+        mark += span(flags, "font-family:sans-serif") if flags else ""
+        rich.append(span(mark, "white-space:nowrap", words, css="amem-block"))
     style = f"{MONO};font-size:{glyph_size}px;line-height:1.5"
-    return Picture(span(" ".join(rich), style), " ".join(block_mark(block) for block in blocks))
+    strip = span(" ".join(rich), style, css="amem-strip", label=_strip_words(blocks))
+    return Picture(strip, " ".join(block_mark(block) for block in blocks))
 
 
-def strip_legend(blocks: Sequence[BlockInfo]) -> str:
+def _strip_words(blocks: Sequence[BlockInfo]) -> str:
+    """What a strip is to who cannot see it."""
+    where = [f"{n} {WHERE[place]}" for place in RESIDENCY if (n := sum(block.residency == place for block in blocks))]
+    more = [("shared", sum(block.shared for block in blocks)), ("new", sum(block.new for block in blocks))]
+    return f"{count(len(blocks), 'block')}: {', '.join([*where, *(f'{n} {what}' for what, n in more if n)])}"
+
+
+def strip_legend(blocks: Sequence[BlockInfo]) -> Picture:
     """What the marks of these blocks mean: only those that occur."""
-    words = [f"{glyph} {WHERE[where]}" for where, (glyph, _) in RESIDENCY.items()
+    marks = [(glyph, WHERE[where], f"color:{colour}") for where, (glyph, colour) in RESIDENCY.items()
              if any(block.residency == where for block in blocks)]  # fmt: skip
-    words += [f"{SHARED} shared"] if any(block.shared for block in blocks) else []
-    words += [f"{NEW} new"] if any(block.new for block in blocks) else []
-    words += [f"{TAIL} partly filled"] if any(block.kind == "tail" for block in blocks) else []
-    words += [f"{OPEN} open, exact"] if any(block.kind == "open" for block in blocks) else []
-    return "  ".join(words)
+    marks += [(SHARED, "shared", "")] if any(block.shared for block in blocks) else []
+    marks += [(NEW, "new", f"border-bottom:2px solid {GREEN}")] if any(block.new for block in blocks) else []
+    marks += [(TAIL, "partly filled", "")] if any(block.kind == "tail" for block in blocks) else []
+    marks += [(OPEN, "open, exact", "")] if any(block.kind == "open" for block in blocks) else []
+    rich = " &nbsp;".join(f"{span(glyph, style, hidden=True)} {faint(words)}" for glyph, words, style in marks)
+    return Picture(rich, "  ".join(f"{glyph} {words}" for glyph, words, _ in marks))
 
 
 def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), *, wrap: bool = False
+    head: Sequence[str], rows: Sequence[Sequence[str | Picture]], numeric: Sequence[int] = (), *, wrap: bool = False
 ) -> Picture:
-    """A table of plain text cells; columns in `numeric` are set to the right, the others' texts may be broken."""
+    """A table of texts or pictures; columns in `numeric` are set to the right, the others' texts may be broken."""
     cell = f"padding:2px 10px 2px 0;border:none;border-bottom:1px solid {LINE};background:transparent"
 
     def aligned(index: int) -> str:
         side, broken = ("right", False) if index in numeric else ("left", wrap)
         return f"{cell};white-space:{'normal' if broken else 'nowrap'};text-align:{side}"
 
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f'<{tag} style="{aligned(i)}">{esc(c)}</{tag}>' for i, c in enumerate(cells)) + "</tr>"
+    def row(cells: Sequence[str | Picture], start: str) -> str:
+        rich = [cell.html if isinstance(cell, Picture) else esc(cell) for cell in cells]
+        tag = start[:2]
+        return "<tr>" + "".join(f'<{start} style="{aligned(i)}">{c}</{tag}>' for i, c in enumerate(rich)) + "</tr>"
 
-    body = "".join(row(cells, "td") for cells in rows)
+    top, body = row(head, 'th scope="col"'), "".join(row(cells, "td") for cells in rows)
+    plain = [[cell.text if isinstance(cell, Picture) else cell for cell in cells] for cells in (head, *rows)]
     rich = (
         f'<table style="border-collapse:collapse;border:none;margin:4px 0;{SMALL}">'
-        f"<thead>{row(head, 'th')}</thead><tbody>{body}</tbody></table>"
+        f"<thead>{top}</thead><tbody>{body}</tbody></table>"
     )
-    widths = [max(len(cells[i]) for cells in (head, *rows)) for i in range(len(head))]
+    widths = [max(len(cells[i]) for cells in plain) for i in range(len(head))]
     lines = [
         "  ".join(
             c.rjust(w) if i in numeric else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
         )
-        for cells in (head, *rows)
+        for cells in plain
     ]
     return Picture(rich, "\n".join(line.rstrip() for line in lines))

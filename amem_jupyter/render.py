@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from amem_jupyter.markup import (
     ACCENT,
+    FAINT,
     LINE,
     MONO,
     SMALL,
@@ -19,6 +20,7 @@ from amem_jupyter.markup import (
     esc,
     faint,
     markdown,
+    noted,
     size,
     span,
     strip_legend,
@@ -43,11 +45,11 @@ def reply_card(reply: Reply, how: str = "md") -> Picture:
     metrics = reply.metrics
     title = _title(metrics.agent, f"{metrics.model} {metrics.codec}")
     found = f"{metrics.match} · was {metrics.residency}"
-    title_rich = f"{title.html} {span(f'· {esc(found)}', 'opacity:0.7', FOUND[metrics.match])}"
+    title_rich = f"{title.html} {span(f'· {esc(found)}', f'opacity:{FAINT}', FOUND[metrics.match])}"
     cost = _cost(metrics)
     cut = _cut(metrics.generated_tokens) if reply.finish_reason == "length" else ""
     notes = [*([] if metrics.saved else ["not saved to disk"]), *metrics.notes]
-    notes_rich = "".join(div(f"! {esc(note)}", f"color:{STOPPED}") for note in notes)
+    notes_rich = "".join(noted(f"! {note}", STOPPED) for note in notes)
     cut_rich = div(faint(f"… {esc(cut)}")) if cut else ""
     rich = _frame(title_rich, _body(reply.text, how), cut_rich + notes_rich + cost.html, ACCENT)
     plain = [
@@ -70,7 +72,7 @@ def live_card(agent: str, event: Event | None, text: str, how: str = "md") -> Pi
 def stopped_card(agent: str, reason: str, text: str, how: str = "md") -> Picture:
     """The card of a reply that did not come to its end."""
     title = _title(agent, reason)
-    body = div(_body(text, how), "opacity:0.6") if text else ""
+    body = div(_body(text, how), f"opacity:{FAINT}") if text else ""
     return Picture(_frame(title.html, body, "", STOPPED), f"{title.text}\n{text}".rstrip())
 
 
@@ -108,7 +110,7 @@ def _cost(metrics: ReplyMetrics) -> Picture:
     marks = strip_legend(metrics.blocks)
     ttft = f"TTFT {duration(metrics.ttft_ms)}"
     speed = f" at {metrics.tokens_per_second:.1f} tokens/s" if metrics.tokens_per_second else ""
-    prompt = f"{count(metrics.reused_tokens, 'token')} reused, {metrics.computed_tokens} computed"
+    prompt = f"{count(metrics.reused_tokens, 'token')} reused, {metrics.computed_tokens} computed{_saved(metrics)}"
     tokens = f"{prompt} · {metrics.generated_tokens} generated{speed}"
     stored = (
         f"{size(metrics.hot_bytes)} in memory · {size(metrics.disk_bytes)} on disk"
@@ -116,19 +118,24 @@ def _cost(metrics: ReplyMetrics) -> Picture:
     )
     rich = [
         div(f"{span(esc(ttft), 'font-weight:600')} &nbsp;{bar.html}"),
-        div(faint(legend.html)),
+        div(legend.html),
         div(esc(tokens)),
-        div(f"{strip.html} &nbsp;{faint(esc(marks))}") if metrics.blocks else "",
+        div(f"{strip.html} &nbsp;{marks.html}") if metrics.blocks else "",
         div(faint(esc(stored))),
     ]
     plain = [
         f"{ttft} [{bar.text}]",
         f"     {legend.text}",
         tokens,
-        *([f"{strip.text}   ({marks})"] if metrics.blocks else []),
+        *([f"{strip.text}   ({marks.text})"] if metrics.blocks else []),
         stored,
     ]
     return Picture("".join(rich), "\n".join(plain))
+
+
+def _saved(metrics: ReplyMetrics) -> str:
+    """What reuse was worth, where that was measured and is something."""
+    return f" · {duration(metrics.saved_ms)} saved" if metrics.saved_ms is not None and metrics.saved_ms >= 1 else ""
 
 
 def _body(text: str, how: str) -> str:

@@ -56,7 +56,7 @@ class Subcommands:
 
     def _status(self, arguments: Arguments) -> None:
         if arguments.get("live", False):
-            self._magics.boards.open_status(self._engine, self._magics.cells.cell_id)
+            self._magics.live.open_status(self._engine, self._magics.cells.cell_id)
         else:
             _show(status_picture(self._engine.status()))
 
@@ -72,11 +72,10 @@ class Subcommands:
         _say("\n".join(names) if names else "no agents yet: %%agent NAME makes one")
 
     def _map(self, arguments: Arguments) -> None:
-        agent = self._agent(arguments)
-        self._magics.maps.open(agent.name, self._magics.cells.cell_id, agent.block_map())
+        self._magics.live.open_map(self._agent(arguments), self._magics.cells.cell_id)
 
     def _tree(self, arguments: Arguments) -> None:
-        self._magics.boards.open_tree(self._agent(arguments), self._magics.cells.cell_id)
+        self._magics.live.open_tree(self._agent(arguments), self._magics.cells.cell_id)
 
     def _history(self, arguments: Arguments) -> None:
         agent = self._agent(arguments)
@@ -142,9 +141,8 @@ class Subcommands:
             turns = count(len(agent.tree()), "turn")
             raise UsageError(f"this deletes {agent.name} with {turns} for good; add --yes to do it")
         agent.delete()
-        self._magics.maps.forget(lambda live: live.agent == agent.name)
-        self._magics.boards.forget(lambda board: board.agent == agent.name)
-        self._magics.boards.changed(agent.name)
+        self._magics.live.forget(lambda board: board.agent == agent.name)
+        self._magics.live.changed(agent.name)
         _say(f"{agent.name} is deleted")
 
     def _wait(self, arguments: Arguments) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from amem_jupyter.markup import (
+    ACCENT,
+    FAINT,
     GREEN,
-    LINE,
     RESIDENCY,
     SMALL,
     STOPPED,
@@ -19,10 +20,13 @@ from amem_jupyter.markup import (
     duration,
     esc,
     faint,
+    framed,
+    noted,
     size,
     span,
     strip_legend,
     table,
+    where_mark,
 )
 
 if TYPE_CHECKING:
@@ -50,31 +54,42 @@ def status_picture(status: EngineStatus) -> Picture:
     rich = "".join([
         div(f"<b>{esc(lines[0])}</b>"),
         *(div(faint(esc(line))) for line in lines[1:]),
-        *(div(esc(warning), f"color:{STOPPED}") for warning in warnings),
+        *(noted(warning, STOPPED) for warning in warnings),
         agents.html,
     ])  # fmt: skip
-    return Picture(_panel(rich), "\n".join([*lines, *warnings, "", agents.text]))
+    return Picture(framed(rich), "\n".join([*lines, *warnings, "", agents.text]))
 
 
 def _agents(agents: Sequence[AgentStatus]) -> Picture:
+    last = [(duration(agent.last_ttft_ms) if agent.last_ttft_ms is not None else "-",) for agent in agents]
+    return agent_table(agents, ("last TTFT",), last, numeric=(0,))
+
+
+AGENT_HEAD = ("agent", "residency", "tokens", "turns", "memory", "disk")
+
+
+def agent_table(
+    agents: Sequence[AgentStatus], head: Sequence[str], rows: Sequence[Sequence[str | Picture]], numeric: Sequence[int]
+) -> Picture:
+    """A row of figures for each agent, with columns of one's own before the last; `numeric` counts among these."""
     if not agents:
         none = "no agents yet: %%agent NAME makes one"
         return Picture(div(faint(esc(none))), none)
-    head = ("agent", "residency", "tokens", "turns", "memory", "disk", "last TTFT", "")
-    rows = [
+    first = len(AGENT_HEAD)
+    whole = [
         (
             agent.name,
-            f"{RESIDENCY[agent.residency][0]} {agent.residency}",
+            where_mark(agent.residency),
             str(agent.n_tokens),
             str(agent.n_turns),
             size(agent.hot_bytes),
             size(agent.disk_bytes),
-            duration(agent.last_ttft_ms) if agent.last_ttft_ms is not None else "-",
+            *own,
             ", ".join([*(["pinned"] if agent.pinned else []), *([] if agent.saved else ["not saved"])]),
         )
-        for agent in agents
+        for agent, own in zip(agents, rows, strict=True)
     ]
-    return table(head, rows, numeric=(2, 3, 4, 5, 6))
+    return table((*AGENT_HEAD, *head, ""), whole, numeric=(2, 3, 4, 5, *(first + column for column in numeric)))
 
 
 def agent_line(agent: AgentStatus) -> str:
@@ -101,13 +116,14 @@ def map_picture(blocks: BlockMap) -> Picture:
     if not every:
         rich.append(div(faint("no blocks yet")))
         plain.append("no blocks yet")
-        return Picture(_panel("".join(rich)), "\n".join(plain))
-    rich.append(div(faint(esc(strip_legend(every)))))
-    plain.append(strip_legend(every))
+        return Picture(framed("".join(rich)), "\n".join(plain))
+    legend = strip_legend(every)
+    rich.append(div(legend.html))
+    plain.append(legend.text)
     rows = [(block_words(block), _text_of(blocks, block)) for block in blocks.layers[0].blocks]
     texts = table(("block", "text"), rows)
     rich.append(f"<details><summary>what is in them</summary>{texts.html}</details>")
-    return Picture(_panel("".join(rich)), "\n".join([*plain, "", texts.text]))
+    return Picture(framed("".join(rich)), "\n".join([*plain, "", texts.text]))
 
 
 def _text_of(blocks: BlockMap, block: BlockInfo) -> str:
@@ -122,7 +138,7 @@ def history_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
     """`%amem history`: prompts and replies in full."""
     if not turns:
         none = f"{agent} has no turns yet"
-        return Picture(_panel(faint(esc(none))), none)
+        return Picture(framed(faint(esc(none))), none)
     rich, plain = [], []
     for turn in turns:
         state = f"turn {turn.id} · {count(turn.n_tokens, 'token')}"
@@ -130,14 +146,14 @@ def history_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
         rich.append(div(f"<b>you</b> {esc(turn.prompt)}", "white-space:pre-wrap"))
         rich.append(div(f"<b>{esc(agent)}</b> {esc(turn.reply)}", "white-space:pre-wrap"))
         plain += [state, f"you: {turn.prompt}", f"{agent}: {turn.reply}", ""]
-    return Picture(_panel("".join(rich)), "\n".join(plain).rstrip())
+    return Picture(framed("".join(rich)), "\n".join(plain).rstrip())
 
 
 def tree_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
     """`%amem tree`: one line per turn, drawn as branches; the head's path is bold."""
     if not turns:
         none = f"{agent} has no turns yet"
-        return Picture(_panel(faint(esc(none))), none)
+        return Picture(framed(faint(esc(none))), none)
     rich, plain = [], []
     above: int | None = None
     with_child = {turn.parent for turn in turns if turn.on_head_path}
@@ -149,10 +165,12 @@ def tree_picture(agent: str, turns: Sequence[TurnInfo]) -> Picture:
         line = f"{turn.id}  {excerpt(turn.prompt)}{after}{here}"
         above = turn.id
         plain.append(lead + line)
-        look = "font-weight:600" if turn.on_head_path else "opacity:0.7"
+        look = "font-weight:600" if turn.on_head_path else f"opacity:{FAINT}"
         hint = f"turn {turn.id} · {count(turn.n_tokens, 'token')} · {excerpt(turn.reply)}"
-        rich.append(div(esc(lead).replace("  ", "&nbsp; ") + span(esc(line).replace("  ", "&nbsp; "), look, hint)))
-    return Picture(_panel("".join([div(f"<b>{esc(agent)}</b>"), *rich])), "\n".join([agent, *plain]))
+        mark = span(lead[-2], f"color:{ACCENT}", hidden=True)
+        words = span(esc(line).replace("  ", "&nbsp; "), look, hint, css="amem-turn")
+        rich.append(div(f"{mark} {words}", f"padding-left:{22 * indent}px"))
+    return Picture(framed("".join([div(f"<b>{esc(agent)}</b>"), *rich])), "\n".join([agent, *plain]))
 
 
 def _lines(turns: Sequence[TurnInfo]) -> list[tuple[int, TurnInfo]]:
@@ -186,10 +204,9 @@ def verify_picture(report: VerifyReport) -> Picture:
     snapshots = count(report.snapshots, "snapshot")
     read = f"{count(report.agents, 'agent')}, {count(report.blocks, 'block')} and {snapshots}: {size(report.nbytes)}"
     details = [*report.problems, *(f"not checked: {reason}" for reason in report.skipped)]
-    colour = STOPPED if report.problems else GREEN
-    rich = [div(f"<b>{esc(verdict)}</b>", f"color:{colour}"), div(faint(esc(f"read {read}")))]
+    rich = [noted(verdict, STOPPED if report.problems else GREEN), div(faint(esc(f"read {read}")))]
     rich += [div(esc(detail)) for detail in details]
-    return Picture(_panel("".join(rich)), "\n".join([verdict, f"read {read}", *(f"  {line}" for line in details)]))
+    return Picture(framed("".join(rich)), "\n".join([verdict, f"read {read}", *(f"  {line}" for line in details)]))
 
 
 def capacity_picture(rows: Sequence[CapacityRow]) -> Picture:
@@ -198,7 +215,7 @@ def capacity_picture(rows: Sequence[CapacityRow]) -> Picture:
     head = ("tokens of each", "codec", "one takes at most", "agents")
     lines = [(str(row.context), row.codec, size(row.agent_nbytes_most), str(row.agents)) for row in rows]
     fits = table(head, lines, numeric=(0, 2, 3))
-    return Picture(_panel(div(f"<b>{esc(title)}</b>") + fits.html), f"{title}\n{fits.text}")
+    return Picture(framed(div(f"<b>{esc(title)}</b>") + fits.html), f"{title}\n{fits.text}")
 
 
 def text_picture(text: str) -> Picture:
@@ -210,7 +227,3 @@ def excerpt(text: str, length: int = EXCERPT) -> str:
     """The beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"
-
-
-def _panel(content: str) -> str:
-    return div(content, f"{SMALL};border-left:3px solid {LINE};padding:2px 0 2px 12px;margin:4px 0")

@@ -1,4 +1,4 @@
-"""Hands what happens to agents on to everything that shows them."""
+"""What is told of agents as they are asked and changed."""
 
 from __future__ import annotations
 
@@ -38,38 +38,3 @@ class Watcher(Protocol):
     def forget(self) -> None:
         """Leave pictures that no longer change."""
         ...
-
-
-class Watchers:
-    """Several as one."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        self._watchers = watchers
-
-    def began(self, agent: str) -> None:
-        for watcher in self._watchers:
-            watcher.began(agent)
-
-    def event(self, agent: str, event: Event) -> None:
-        for watcher in self._watchers:
-            watcher.event(agent, event)
-
-    def answered(self, reply: Reply) -> None:
-        for watcher in self._watchers:
-            watcher.answered(reply)
-
-    def changed(self, agent: str, *, over: bool = False) -> None:
-        for watcher in self._watchers:
-            watcher.changed(agent, over=over)
-
-    def cell_began(self, cell_id: str | None) -> None:
-        for watcher in self._watchers:
-            watcher.cell_began(cell_id)
-
-    def cell_ended(self) -> None:
-        for watcher in self._watchers:
-            watcher.cell_ended()
-
-    def forget(self) -> None:
-        for watcher in self._watchers:
-            watcher.forget()

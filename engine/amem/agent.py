@@ -250,7 +250,7 @@ class Agent:
         return self._engine.with_session(self.name, lambda session: session.status())
 
     def block_map(self) -> BlockMap:
-        """Every block of the head, with its text."""
+        """Every block of the head, or of what the request that runs has computed so far, with its text."""
         from amem.blocks import block_map
 
         return self._engine.with_session(self.name, block_map)

@@ -97,9 +97,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("file", metavar="FILE", type=Path, help="to write; it must not exist yet")
     imported = command("import", _import, "make an agent of an exported file", stored)
     imported.add_argument("file", metavar="FILE", type=Path, help="that an export wrote")
-    imported.add_argument(
-        "--as", "--name", dest="name", metavar="NAME", help="its name here, not the exported one"
-    )
+    imported.add_argument("--as", "--name", dest="name", metavar="NAME", help="its name here, not the exported one")
     command("models", _models, "list the models that need no download", common)
 
     kernel = command("kernel", _kernel_install, "register a Jupyter kernel that has the notebook layer loaded", common)

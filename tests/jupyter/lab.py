@@ -157,6 +157,35 @@ class Lab:
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
         self.page.wait_for_selector(".jp-Dialog", state="detached")
 
+    def theme(self, name):
+        """Change the theme, and wait until it is there."""
+        self.page.evaluate("(theme) => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
+        self.page.wait_for_selector(f"body[data-jp-theme-name='{name}']")
+
+    def colours(self, element):
+        """An element's background and its text's colour upon that, each as red, green and blue from 0 to 255."""
+        return element.evaluate(
+            """(element) => {
+                const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+                let ground = element;
+                while ((parts(getComputedStyle(ground).backgroundColor)[3] ?? 1) === 0) ground = ground.parentElement;
+                const below = parts(getComputedStyle(ground).backgroundColor).slice(0, 3);
+                const [red, green, blue, alpha = 1] = parts(getComputedStyle(element).color);
+                const over = [red, green, blue].map((value, at) => Math.round(alpha * value + (1 - alpha) * below[at]));
+                return [below, over];
+            }"""
+        )
+
+    def shutdown(self):
+        """End the kernel, as the menu does."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+
+    def focused(self):
+        """What has the focus, as it is read out."""
+        return self.page.evaluate(
+            "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText"
+        )
+
 
 def write_notebook(path, *sources):
     """A notebook of code cells, of which the ids are c0, c1, ..."""

@@ -170,10 +170,13 @@ class ScriptedAgent:
                     raise Cancelled("the request was cancelled; its agent is as it was before.")
                 if line.error is not None and i == line.error_at:
                     raise line.error
+                self.state.n_coming += 3
                 yield Event(text=piece)
         except GeneratorExit:
             self.engine.n_cancelled += 1
             raise
+        finally:
+            self.state.n_coming = 0
         text = "".join(line.pieces)
         turn = self.state.add(message, text, cell_id)
         n = self.state.n_tokens
@@ -183,7 +186,7 @@ class ScriptedAgent:
 
     def block_map(self):
         state = self.state
-        n = state.n_tokens
+        n = state.n_tokens + state.n_coming
         layers = (LayerBlocks("layers 0-29, full attention, q4", 30, blocks(n, residency=state.residency)),)
         return BlockMap(self.name, "q4", n, layers, tuple(f"text of stretch {i}" for i in range((n + 255) // 256)))
 
@@ -269,6 +272,7 @@ class AgentState:
         self.turns = {}
         self.snapshots = {}
         self.head = None
+        self.n_coming = 0  # tokens of the request that runs
         self.residency = Residency.EMPTY
         self.pinned = False
         self.last_ttft_ms = None

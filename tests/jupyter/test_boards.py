@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from ipywidgets.widgets.widget import _instances
 
 from amem.errors import InputError
-from amem.results import Residency
+from amem.results import PrefetchStatus, Residency
 from amem_jupyter import boards
 from amem_jupyter.dashboard import board_picture
 from amem_jupyter.markup import level, sparkline
@@ -23,7 +24,7 @@ def planner(notebook):
     notebook.run("%agent planner Hello")
     notebook.run("%agent planner Go on")
     yield notebook.engine.agent("planner")
-    notebook.shell.magics_manager.registry["AmemMagics"].boards.forget()
+    notebook.shell.magics_manager.registry["AmemMagics"].live.forget()
 
 
 @pytest.fixture
@@ -133,7 +134,10 @@ def test_a_click_on_a_turn_stands_the_agent_there(planner, opened):
     assert second.id in [turn.id for turn in planner.tree()]
 
 
-@pytest.mark.parametrize("source", ["%amem status --live", "%amem tree planner"])
+LIVE = ["%amem status --live", "%amem tree planner", "%amem map planner"]
+
+
+@pytest.mark.parametrize("source", LIVE)
 def test_run_again_it_leaves_a_picture_and_no_model(planner, notebook, source):
     """Fifty times."""
     for _ in range(50):
@@ -161,9 +165,10 @@ def test_it_ends_with_its_engine(planner, opened, notebook, source):
     assert list(_instances.values()) == []
 
 
-def test_a_deleted_agents_tree_is_a_picture(planner, opened, notebook):
+@pytest.mark.parametrize("source", LIVE[1:])
+def test_what_showed_a_deleted_agent_is_a_picture(planner, opened, notebook, source):
     """That fails no later cell."""
-    opened("%amem tree planner")
+    opened(source)
     notebook.run("%amem delete planner --yes", cell_id="c")
     assert list(_instances.values()) == []
     assert notebook.run("%agent critic Hm", cell_id="d").success
@@ -195,7 +200,80 @@ def test_the_picture_is_a_pure_function():
         "planner", "·", "empty", "0", "0", "0", "B", "0", "B", "-", "-", "-",
     ]  # fmt: skip
     slow_then_fast = [metrics(ttft_ms=800.0), metrics(ttft_ms=100.0)]
-    assert "█▂" in board_picture(engine.status(), {"planner": slow_then_fast}).text
+    board = board_picture(engine.status(), {"planner": slow_then_fast})
+    assert "█▂" in board.text
+    assert 'role="img" aria-label="800 ms, 100 ms"' in board.html
+
+
+def test_the_dashboard_tells_how_well_the_next_agent_was_guessed():
+    """Hits and misses, where prefetch is on."""
+    status = ScriptedEngine().status()
+    assert "prefetch" not in board_picture(replace(status, prefetch=None), {}).text
+    board = board_picture(replace(status, prefetch=PrefetchStatus(restored=4, hits=3, misses=1)), {})
+    for form in (board.text, board.html):
+        assert "prefetch: 3 hits, 1 miss · 4 agents restored ahead" in form
+
+
+def test_a_map_follows_its_agent_while_it_answers(planner, opened, notebook, script, monkeypatch):
+    """It is drawn again and again, a second apart at least, and by whatever thread the reply comes in."""
+    drawn = []
+    now = iter(range(10_000))
+    monkeypatch.setattr(boards.time, "monotonic", lambda: next(now) * 0.4)
+    block_map = ScriptedAgent.block_map
+    monkeypatch.setattr(ScriptedAgent, "block_map", lambda agent: drawn.append(agent.name) or block_map(agent))
+    widget = opened("%amem map planner")
+    script.enqueue(*["word "] * 20)
+    before = len(drawn)
+    notebook.run("%%agent planner\nGo on.", cell_id="c")
+    assert 5 <= len(drawn) - before <= 22
+    assert "planner · 600 tokens" in widget.text
+    before = len(drawn)
+    notebook.run("%%agent critic\nHm", cell_id="d")
+    assert len(drawn) - before == 1
+    script.enqueue(*["word "] * 20)
+    notebook.run("%%agent planner --background\nGo on.", cell_id="e")
+    notebook.run("%amem wait", cell_id="f")
+    assert "planner · 800 tokens" in widget.text
+
+
+def test_a_map_shows_what_became_of_an_agent_in_passing(planner, opened, notebook):
+    """When another's cell ends, which may have taken its place in memory."""
+    widget = opened("%amem map planner")
+    notebook.shell.user_ns["planner_state"] = planner.state
+    notebook.run("%agent critic Hm\nfrom amem.results import Residency\nplanner_state.residency = Residency.WARM")
+    assert "▨" in widget.text
+
+
+def test_a_cell_that_asks_nobody_leaves_everything_alone(planner, opened, notebook):
+    """No flicker, no traffic."""
+    widget = opened("%amem map planner")
+    changes = []
+    widget.observe(changes.append)
+    notebook.run("1 + 1", cell_id="c")
+    assert changes == []
+    assert notebook.publisher.outputs == []
+
+
+def test_without_cell_ids_there_is_one_of_a_kind(planner, notebook):
+    """The newest is kept up; older ones stay as pictures, and a map is not taken for a tree."""
+    for source in ("%amem map planner", "%amem map planner", "%amem tree planner"):
+        notebook.run(source)
+    notebook.run("%agent planner Again")
+    ids = {"planner · 600 tokens": set(), "← here": set()}
+    for message in notebook.publisher.outputs:
+        for words, found in ids.items():
+            if words in message["data"]["text/plain"]:
+                found.add(message["transient"]["display_id"])
+    assert [len(found) for found in ids.values()] == [1, 1]
+
+
+def test_an_interrupt_leaves_a_map_that_is_right(planner, opened, notebook, script):
+    """It shows the agent as it was before."""
+    widget = opened("%amem map planner")
+    script.enqueue("a", "b", error=KeyboardInterrupt(), error_at=1)
+    notebook.run("%%agent planner\nGo on.", cell_id="c")
+    assert "planner · 400 tokens" in widget.text
+    assert widget.doing == ""
 
 
 def test_sparks_and_levels():

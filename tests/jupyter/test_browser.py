@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.jupyter.lab import CHROMIUM, Lab, browser, server, write_notebook
+from tests.jupyter.test_contrast import PAGES, TEXT, channels, contrast
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright (the test extra brings it)")
 pytestmark = [
@@ -70,24 +71,29 @@ def metrics(notebook, cell):
 
 
 def test_run_all_save_restart_and_open_again(open_notebook):
-    """A map is alive while a cell asks; what is saved reads well without the kernel that made it."""
+    """A map is alive and follows what happens; what is saved reads well without the kernel that made it."""
     lab = open_notebook(
         SETUP, "%load_ext amem_jupyter", "%%agent planner\nHello", "%amem map planner",
-        "script.enqueue(*['word '] * 60, delay_s=0.05)", "%%agent planner\nGo on", "%amem status",
+        "script.enqueue(*['word '] * 60, delay_s=0.1)", "%%agent planner\nGo on", "%amem status",
     )  # fmt: skip
     lab.command("notebook:run-all-cells")
     lab.page.wait_for_selector(".amem-map")
     lab.wait_text("writing", cell=3)
+    lab.page.wait_for_function(  # its blocks are drawn anew while the reply comes in
+        "() => /planner · (2\\d[1-9]|3\\d\\d) tokens/.test(document.querySelector('.amem-map')?.innerText)"
+    )
     lab.wait_text("word word", cell=5)
     lab.wait_text("last TTFT")
     lab.wait_idle()
-    lab.page.wait_for_selector(".amem-map", state="detached")
     lab.wait_text("400 tokens", cell=3)
+    assert lab.cell(3).locator(".amem-map").is_visible()
     saved = lab.save()
     assert views(saved) == []
     assert "400 tokens" in saved.cells[3].outputs[-1].data["text/html"]
     assert saved.cells[5].outputs[-1].metadata["amem"]["agent"] == "planner"
     lab.restart()
+    lab.page.wait_for_selector(".amem-map", state="detached")
+    assert "400 tokens" in lab.cell(3).inner_text()
     lab.save()
     lab.open()
     lab.wait_text("TTFT 180 ms")
@@ -126,6 +132,21 @@ def test_an_untrusted_notebook_shows_its_cards(open_notebook, folder, lab_addres
         other.page.close()
 
 
+def test_cards_read_well_in_the_light_and_in_the_dark(open_notebook):
+    """In JupyterLab's own themes, whose colours the computed contrasts take for granted."""
+    lab = open_notebook(
+        f"{SETUP}\n%load_ext amem_jupyter", "%%agent planner\nHello", "%amem status", "print('all ran')"
+    )
+    lab.command("notebook:run-all-cells")
+    lab.wait_text("all ran", cell=3)
+    lab.wait_text("last TTFT", cell=2)
+    for theme, page in (("JupyterLab Dark", "dark"), ("JupyterLab Light", "light")):
+        lab.theme(theme)
+        background, text = lab.colours(lab.cell(1).get_by_text("You said: Hello"))
+        assert contrast(text, background) >= TEXT
+        assert [[round(value) for value in channels(colour)] for colour in PAGES[page]] == [background, text]
+
+
 def test_a_dashboard_and_a_tree_are_clicked_and_saved_as_pictures(open_notebook):
     """They live between cells, and follow others; the document never holds their views, alive or after a restart."""
     lab = open_notebook(
@@ -154,6 +175,85 @@ def test_a_dashboard_and_a_tree_are_clicked_and_saved_as_pictures(open_notebook)
     lab.open()
     lab.wait_text("← here", cell=5)
     assert "model not found" not in lab.text()
+
+
+LIVE = {2: "%amem map planner", 3: "%amem tree planner", 4: "%amem status --live"}
+
+
+@pytest.mark.parametrize("how", ["restart", "shutdown", "death"])
+def test_live_widgets_become_pictures_when_the_kernel_ends(open_notebook, how):
+    """Whoever ends it: what was shown last stays, as HTML, and there is nothing to click that would do nothing."""
+    lab = open_notebook(f"{SETUP}\n%load_ext amem_jupyter", "%%agent planner\nHello", *LIVE.values(), "import os")
+    lab.command("notebook:run-all-cells")
+    for cell in LIVE:
+        lab.cell(cell).locator(".amem-panel").wait_for()
+    lab.wait_idle()
+    if how == "restart":
+        lab.restart()
+    elif how == "shutdown":
+        lab.shutdown()
+    else:
+        lab.edit(5, "os._exit(1)")
+        lab.run(5)
+    lab.page.wait_for_selector(".amem-panel", state="detached")
+    for cell, words in zip(LIVE, ("200 tokens", "← here", "■ hot"), strict=True):
+        lab.wait_text(words, cell=cell)
+    assert lab.page.locator(".jp-Notebook .jp-OutputArea-output button").count() == 0
+    assert views(lab.save()) == []
+
+
+def test_live_widgets_are_used_with_the_keyboard(open_notebook):
+    """Zoom, blocks, turns and buttons; the notebook's own keys do not interfere, and a redrawn picture keeps the focus."""
+    lab = open_notebook(
+        f"{SETUP}\n%load_ext amem_jupyter",
+        "%%agent planner\nHello", *LIVE.values(), "%agent planner One\n%agent planner Two",
+    )  # fmt: skip
+    lab.command("notebook:run-all-cells")
+    lab.wait_text("600 tokens", cell=2)
+    lab.wait_idle()
+    keys, map_, tree, board = lab.page.keyboard, lab.cell(2), lab.cell(3), lab.cell(4)
+    blocks = map_.locator(".amem-block")
+    blocks.first.focus()
+    lab.wait_text("block 0 · tokens 0-255 · sealed · in memory · 25.6 kB: text of stretch 0", cell=2)
+    keys.press("ArrowRight")
+    lab.wait_text("block 1 · tokens 256-511", cell=2)
+    keys.press("End")
+    lab.wait_text("block 2 · tokens 512-599", cell=2)
+    assert lab.focused() == "block 2 · tokens 512-599 · tail · in memory · 8.8 kB: text of stretch 2"
+    assert [mark.get_attribute("tabindex") for mark in blocks.all()] == ["-1", "-1", "0"]
+    width = blocks.last.bounding_box()["width"]
+    keys.press("+")
+    lab.wait_text("150%", cell=2)
+    keys.press("+")
+    lab.wait_text("225%", cell=2)
+    assert blocks.last.bounding_box()["width"] > width
+    keys.press("-")
+    keys.press("0")
+    lab.wait_text("100%", cell=2)
+    map_.get_by_label("zoom in (+)").click()
+    lab.wait_text("150%", cell=2)
+
+    tree.locator(".amem-turn").first.focus()
+    keys.press("ArrowDown")
+    keys.press("ArrowUp")
+    keys.press("Enter")
+    lab.wait_text("planner stands at turn", cell=3)
+    assert lab.focused().startswith("1")
+    assert tree.locator("[aria-current=true]").count() == 1
+
+    board.get_by_label("evict planner").focus()
+    keys.press("Enter")
+    lab.wait_text("planner is on disk only", cell=4)
+    board.get_by_label("restore planner").wait_for()
+    assert lab.focused() == "restore planner"
+    keys.press(" ")
+    lab.wait_text("planner is in memory", cell=4)
+    keys.press("Tab")
+    assert lab.focused() == "pin planner"
+    assert board.locator(".amem-doing").get_attribute("aria-live") == "polite"
+    assert board.get_by_role("columnheader", name="what can be done").count() == 1
+    assert map_.get_by_role("group", name="planner · 200 tokens").count() == 1
+    assert lab.page.locator(".jp-Notebook .jp-Cell").count() == 6  # no key did anything to the notebook
 
 
 def test_a_reply_in_the_background_streams_into_its_own_cell(open_notebook):

@@ -102,5 +102,15 @@ def test_what_nbclient_saves_needs_no_kernel_to_be_read():
     assert outputs
     assert all(set(output.data) == {"text/html", "text/plain"} for output in outputs)
     assert [output.metadata.amem.agent for output in outputs if "amem" in output.metadata] == ["planner", "planner"]
+    html, _ = (
+        pytest.importorskip("nbconvert", reason="needs nbconvert (the lab extra brings it)")
+        .HTMLExporter()
+        .from_notebook_node(notebook)
+    )
+    page = html[html.index("<main") :]  # what a viewer such as nbviewer shows
+    assert "You said: Hi" in page
+    assert "TTFT" in page
+    assert "border-left:3px solid" in page
+    assert "<script" not in page[page.index("You said: Hi") :]
     (drawn,) = [output for output in notebook.cells[3].outputs if "layers" in output.data["text/plain"]]
     assert "400 tokens" in drawn.data["text/plain"]

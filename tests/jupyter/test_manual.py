@@ -16,6 +16,21 @@ def test_every_row_has_its_method_and_every_method_its_row():
     assert handlers - set(BY_NAME) == {"agent", "agents_of", "changed", "each", "open"} - set(BY_NAME)
 
 
+def test_every_command_that_people_are_promised_is_there():
+    """And no other."""
+    promised = (
+        "status load agents map tree history fork rewind checkout evict restore pin unpin delete export import verify why "
+        "wait cancel release space prefetch fidelity serve snapshot capacity config help"
+    )
+    assert set(BY_NAME) == set(promised.split())
+    flags = (
+        "--max-tokens --temperature --top-p --seed --stop --system --into --format --raw --append --cached --background "
+        "--dry-run --from"
+    )
+    assert {option.flag for option in MAGICS["%%agent"].options} == set(flags.split())
+    assert {option.flag for option in MAGICS["%%agents"].options} == set(flags.split()) - {"--system"}
+
+
 def test_the_overview_has_a_line_for_each_command():
     """And fits a screen."""
     lines = overview().splitlines()

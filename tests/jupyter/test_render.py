@@ -17,6 +17,7 @@ from amem_jupyter.tables import history_picture, map_picture, status_picture, tr
 from tests.jupyter.scripted import ScriptedEngine, blocks, reply
 
 VOID = {"br", "hr"}
+DROPPED = {"role", "aria-label", "aria-hidden"}  # by an untrusted notebook: nothing that is seen depends on them
 ALLOWED = {
     "a", "b", "blockquote", "br", "code", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol",
     "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul",
@@ -32,7 +33,7 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         assert tag in ALLOWED
-        assert {name for name, _ in attrs} <= {"style", "title", "href", "start", "class"}
+        assert {name for name, _ in attrs} - DROPPED <= {"style", "title", "href", "start", "class", "scope"}
         for name, value in attrs:
             if name == "style":
                 assert "url(" not in value
@@ -275,6 +276,15 @@ def test_a_tree_keeps_the_head_path_straight():
         "   ○ 2  hi  (after 1)",
         "   ○ 3  hi",
     ]
+
+
+def test_a_card_says_what_reuse_saved():
+    """In a few words, where it was measured and is something."""
+    for saved_ms, words in ((4210.0, "512 tokens reused, 28 computed · 4.21 s saved ·"), (None, "28 computed · 40"),
+                            (0.2, "28 computed · 40"), (-3.0, "28 computed · 40")):  # fmt: skip
+        card = checked(reply_card(reply(saved_ms=saved_ms, recompute_ms=4222.5)))
+        for form in (card.text, without_tags(card.html)):
+            assert words in form
 
 
 def test_a_tree_may_have_several_beginnings():

@@ -12,9 +12,9 @@ import amem_jupyter
 from amem.errors import Cancelled, MemoryBudgetError
 from amem.results import Event
 from amem_jupyter.asking import Request, Settings, replies_behind
+from amem_jupyter.boards import Boards
 from amem_jupyter.cells import Cells
 from amem_jupyter.live import Page
-from amem_jupyter.watching import Watchers
 from tests.jupyter.scripted import reply
 
 LONG = ["word "] * 2000
@@ -85,7 +85,7 @@ def test_each_card_fills_as_its_reply_comes(shell, monkeypatch):
     page = Page(["planner", "critic"], "md", clock=itertools.count().__next__)
     request = Request(("planner", "critic"), "Hi", Settings(8, 0.0, 1.0, None, ()), None, None, "md", append=False,
                       cached=False, dry_run=False, background=False)  # fmt: skip
-    pending = replies_behind(engine, request, page.cards, Watchers(), Cells(shell), page.show_again)
+    pending = replies_behind(engine, request, page.cards, Boards(lambda: None), Cells(shell), page.show_again)
     engine.say("critic", "I doubt")
     shown.until("planner · starting", "critic · writing", "I doubt")
     engine.say("planner", "I plan")

@@ -93,7 +93,12 @@ class Scheduler:
 
     def is_running(self, group: object) -> bool:
         """Whether a request of this group (an agent) works on its state; one that still reads can do without."""
-        return any(request.group is group and request.sequence is not None for request in self._active)
+        return self.running(group) is not None
+
+    def running(self, group: object) -> Request | None:
+        """That request."""
+        found = (request for request in self._active if request.group is group and request.sequence is not None)
+        return next(found, None)
 
     def is_asked(self, group: object) -> bool:
         """Whether a request of this group waits or runs."""
