@@ -229,6 +229,15 @@ def test_several_agents_are_asked_as_one_batch(engine):
     }
 
 
+def test_a_long_prompt_tells_how_far_it_is(engine):
+    """Tokens done of those that have to be computed, rising to all of them; the last one is the first step of decoding."""
+    *steps, last = engine.agent("planner").stream(LONG * 12, max_tokens=2)
+    told = [(event.done, event.total) for event in steps if event.stage == "prefill"]
+    assert len(told) > 2
+    assert told == sorted(set(told))
+    assert told[-1] == (last.reply.metrics.computed_tokens - 1,) * 2
+
+
 def test_a_batch_can_be_followed_stream_by_stream(engine):
     """Each gives its own agent's text and reply; one that is cancelled leaves the other, and one refused asks nobody."""
     together = engine.ask_all({name: f"You are {name}." for name in "ab"}, max_tokens=12)
