@@ -142,7 +142,7 @@ def ttft_bar(metrics: ReplyMetrics) -> Picture:
     cells = shares([getattr(metrics, name) for _, name, _, _ in PARTS], BAR_WIDTH)
     marks = [(glyph * n, colour) for n, (_, _, glyph, colour) in zip(cells, PARTS, strict=True) if n]
     colours = "".join(span(text, f"color:{colour};background-color:{colour}") for text, colour in marks)
-    bar = span(colours, f"{MONO};font-size:9px;line-height:1;white-space:nowrap", hidden=True)  # the legend has it all
+    bar = span(colours, f"{MONO};font-size:10px;line-height:1;white-space:nowrap", hidden=True)  # the legend has it all
     return Picture(bar, "".join(text for text, _ in marks))
 
 
@@ -183,7 +183,7 @@ def level(part: float, whole: float, width: int = 20) -> Picture:
     n = max(round(share * width), int(part > 0))
     colour = STOPPED if share > 0.9 else ACCENT
     rich = span("█" * n, f"color:{colour};background-color:{colour}")
-    rich += span("░" * (width - n), f"color:{LINE};background-color:{LINE}")
+    rich += span("░" * (width - n), f"color:transparent;background-color:{LINE}")
     return Picture(span(rich, f"{MONO};font-size:9px;line-height:1", hidden=True), "█" * n + "░" * (width - n))
 
 

@@ -110,7 +110,7 @@ def map_picture(blocks: BlockMap) -> Picture:
     rich = [div(f"<b>{esc(blocks.agent)}</b> {faint('· ' + esc(title))}", "font-size:13px")]
     plain = [f"{blocks.agent} · {title}"]
     for layer in blocks.layers:
-        strip = block_strip(layer.blocks, glyph_size=20, texts=[_text_of(blocks, block) for block in layer.blocks])
+        strip = block_strip(layer.blocks, glyph_size=24, texts=[_text_of(blocks, block) for block in layer.blocks])
         rich += [div(faint(esc(layer.label))), div(strip.html)]
         plain += [layer.label, f"  {strip.text}"]
     if not every:

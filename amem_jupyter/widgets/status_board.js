@@ -13,6 +13,7 @@ function render({ model, el }) {
     picture.querySelector("thead tr")?.append(head);
     model.get("agents").forEach(({ name, acts }, index) => {
       const cell = rows[index]?.insertCell();
+      cell?.setAttribute("style", rows[index].cells[0].getAttribute("style"));
       for (const act of acts) {
         const button = document.createElement("button");
         button.textContent = act;

@@ -79,10 +79,10 @@ def browser():
 class Lab:
     """One notebook, open in one browser page."""
 
-    def __init__(self, browser, address, path):
+    def __init__(self, browser, address, path, *, width=1200, scale=1):
         self.path = path
         self._url = f"{address}/lab/tree/{path.name}?reset"
-        self.page = browser.new_page(viewport={"width": 1200, "height": 1600})
+        self.page = browser.new_page(viewport={"width": width, "height": 1600}, device_scale_factor=scale)
         self.page.set_default_timeout(TIMEOUT_MS)
         self.open()
 
@@ -102,9 +102,13 @@ class Lab:
             "([name, options]) => { window.jupyterapp.commands.execute(name, options) }", [name, options]
         )
 
+    def run_all(self):
+        """Run all cells to their end. What they show may take a moment more to be drawn."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
+
     def wait_text(self, text, cell=None):
-        """Wait until a text is on the page, or in a cell's output."""
-        where = ".jp-Notebook" if cell is None else f".jp-Notebook .jp-Cell:nth-child({cell + 1})"
+        """Wait until a text is in an output, or in that of a cell; what was written into cells does not count."""
+        where = f".jp-Notebook .jp-Cell{'' if cell is None else f':nth-child({cell + 1})'} .jp-Cell-outputArea"
         self.page.wait_for_function(
             "([where, text]) => [...document.querySelectorAll(where)].some(e => e.innerText.includes(text))",
             arg=[where, text],
@@ -115,6 +119,22 @@ class Lab:
         self.page.wait_for_function(
             "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.innerText.includes('*'))"
         )
+
+    def watch(self, where):
+        """Note from now on every text that some elements of the notebook go through."""
+        self.page.evaluate(
+            """(where) => {
+                window.watched = new Set();
+                const note = () => document.querySelectorAll(where).forEach((e) => window.watched.add(e.innerText));
+                const kinds = { childList: true, subtree: true, characterData: true };
+                new MutationObserver(note).observe(document.querySelector(".jp-Notebook"), kinds);
+            }""",
+            where,
+        )
+
+    def watched(self):
+        """These texts."""
+        return self.page.evaluate("() => [...window.watched]")
 
     def cell(self, number):
         """A cell, counted from 0."""

@@ -44,9 +44,9 @@ def open_notebook(folder, lab_address, chromium, request):
     """Opens a notebook of these cells."""
     opened = []
 
-    def open_one(*sources):
+    def open_one(*sources, **page):
         path = write_notebook(folder / f"{request.node.name}-{len(opened)}.ipynb", *sources)
-        opened.append(Lab(chromium, lab_address, path))
+        opened.append(Lab(chromium, lab_address, path, **page))
         return opened[-1]
 
     yield open_one
@@ -76,16 +76,15 @@ def test_run_all_save_restart_and_open_again(open_notebook):
         SETUP, "%load_ext amem_jupyter", "%%agent planner\nHello", "%amem map planner",
         "script.enqueue(*['word '] * 60, delay_s=0.1)", "%%agent planner\nGo on", "%amem status",
     )  # fmt: skip
+    lab.watch(".amem-map")
     lab.command("notebook:run-all-cells")
-    lab.page.wait_for_selector(".amem-map")
     lab.wait_text("writing", cell=3)
-    lab.page.wait_for_function(  # its blocks are drawn anew while the reply comes in
-        "() => /planner · (2\\d[1-9]|3\\d\\d) tokens/.test(document.querySelector('.amem-map')?.innerText)"
-    )
     lab.wait_text("word word", cell=5)
     lab.wait_text("last TTFT")
     lab.wait_idle()
     lab.wait_text("400 tokens", cell=3)
+    drawn = [int(found[1]) for text in lab.watched() if (found := re.search(r"(\d+) tokens", text))]
+    assert any(200 < n_tokens < 400 for n_tokens in drawn)  # its blocks were drawn anew while the reply came in
     assert lab.cell(3).locator(".amem-map").is_visible()
     saved = lab.save()
     assert views(saved) == []
@@ -115,9 +114,7 @@ def test_an_interrupt_in_mid_stream_stops_the_cells_after_it(open_notebook):
 def test_an_untrusted_notebook_shows_its_cards(open_notebook, folder, lab_address, chromium):
     """Styles and all, since they are inline."""
     lab = open_notebook(SETUP, "%load_ext amem_jupyter", "%%agent planner\nHello", "%amem map planner")
-    lab.command("notebook:run-all-cells")
-    lab.wait_text("layers 0-29")
-    lab.wait_idle()
+    lab.run_all()
     lab.save()
     # Another id makes it a notebook that was never signed.
     copy = folder / "untrusted.ipynb"
@@ -127,7 +124,7 @@ def test_an_untrusted_notebook_shows_its_cards(open_notebook, folder, lab_addres
         other.wait_text("You wrote: Hello")
         card = other.page.locator(".jp-OutputArea-output div[style*='border-left']").first
         assert card.evaluate("e => getComputedStyle(e).borderLeftWidth") == "3px"
-        assert "layers 0-29" in other.text()
+        other.wait_text("layers 0-29")
     finally:
         other.page.close()
 
@@ -137,8 +134,7 @@ def test_cards_read_well_in_the_light_and_in_the_dark(open_notebook):
     lab = open_notebook(
         f"{SETUP}\n%load_ext amem_jupyter", "%%agent planner\nHello", "%amem status", "print('all ran')"
     )
-    lab.command("notebook:run-all-cells")
-    lab.wait_text("all ran", cell=3)
+    lab.run_all()
     lab.wait_text("last TTFT", cell=2)
     for theme, page in (("JupyterLab Dark", "dark"), ("JupyterLab Light", "light")):
         lab.theme(theme)
@@ -153,8 +149,7 @@ def test_a_dashboard_and_a_tree_are_clicked_and_saved_as_pictures(open_notebook)
         SETUP, "%load_ext amem_jupyter", "%%agent planner\nHello", "%%agent planner\nGo on", "%amem status --live",
         "%amem tree planner", "%%agent critic\nHm",
     )  # fmt: skip
-    lab.command("notebook:run-all-cells")
-    lab.wait_idle()
+    lab.run_all()
     lab.wait_text("critic", cell=4)
     board, tree = lab.cell(4).locator(".amem-board"), lab.cell(5).locator(".amem-tree")
     board.get_by_title("evict planner").click()
@@ -184,10 +179,9 @@ LIVE = {2: "%amem map planner", 3: "%amem tree planner", 4: "%amem status --live
 def test_live_widgets_become_pictures_when_the_kernel_ends(open_notebook, how):
     """Whoever ends it: what was shown last stays, as HTML, and there is nothing to click that would do nothing."""
     lab = open_notebook(f"{SETUP}\n%load_ext amem_jupyter", "%%agent planner\nHello", *LIVE.values(), "import os")
-    lab.command("notebook:run-all-cells")
+    lab.run_all()
     for cell in LIVE:
         lab.cell(cell).locator(".amem-panel").wait_for()
-    lab.wait_idle()
     if how == "restart":
         lab.restart()
     elif how == "shutdown":
@@ -208,9 +202,8 @@ def test_live_widgets_are_used_with_the_keyboard(open_notebook):
         f"{SETUP}\n%load_ext amem_jupyter",
         "%%agent planner\nHello", *LIVE.values(), "%agent planner One\n%agent planner Two",
     )  # fmt: skip
-    lab.command("notebook:run-all-cells")
+    lab.run_all()
     lab.wait_text("600 tokens", cell=2)
-    lab.wait_idle()
     keys, map_, tree, board = lab.page.keyboard, lab.cell(2), lab.cell(3), lab.cell(4)
     blocks = map_.locator(".amem-block")
     blocks.first.focus()
@@ -301,13 +294,11 @@ def test_restart_and_run_all_walks_through_what_is_stored(open_notebook, bundled
         "print(one.token_ids, two.token_ids)",
         "%amem map planner",
         "%amem tree planner",
-        "%amem status --live\nprint('all ran')",
+        "%amem status --live",
     )  # fmt: skip
     saved = []
     for _ in range(2):
-        lab.command("notebook:run-all-cells")
-        lab.wait_text("all ran", cell=6)
-        lab.wait_idle()
+        lab.run_all()
         saved.append(lab.save())
         lab.restart()
     before, after = saved
@@ -324,29 +315,52 @@ def test_restart_and_run_all_walks_through_what_is_stored(open_notebook, bundled
     assert views(before) == views(after) == []
 
 
+BRIEF = """\
+We sell a small greenhouse kit for balconies. It folds flat, it costs 89 euros, and a sensor tells a phone when the soil
+is dry. Our customers live in cities, rent their flats and have little time. Most of them have never grown anything; a
+few grow tomatoes every year and know more about it than we do.
+
+The frame is made of ash from the region, and the cover of a film that lasts ten years. A box holds four pots and weighs
+six kilograms. It goes up in ten minutes without a tool, and comes down in five. The sensor runs for two years on a coin
+cell; the app is free, keeps nothing, and works without an account. We send seeds for basil, radish and lettuce along,
+and a sheet of paper that says what to do in which week.
+
+We make two hundred kits a month in a workshop with three people. Until now we sold them at two markets and through
+friends. A garden centre in the next town wants thirty on commission. A magazine for tenants offers half a page in its
+spring issue for 900 euros. Nobody has answered our letters to the housing associations yet. We have 6000 euros for the
+launch, a list of 340 people who asked to be told, and eight weeks until the first warm days.
+
+What people like most, when they see it, is that it is gone in winter. What they fear is that it looks cheap from the
+street, and that the landlord will not have it. Whoever has had one for a year buys a second one, or gives one away.
+
+How should we tell people about it?"""
+
+
 def test_pictures_for_readme(open_notebook, bundled_model_path, tmp_path):
     """Card, map, tree and dashboard, as they look; AMEM_SCREENSHOTS names the folder that README shows."""
     folder = Path(os.environ.get("AMEM_SCREENSHOTS") or tmp_path)
     lab = open_notebook(
         f"%load_ext amem_jupyter\n%amem space launch\n%amem load smollm2-135m --store {tmp_path / 'store'}",
-        f"%%agent planner --max-tokens 24\n{MESSAGE}",
+        f"%%agent planner --max-tokens 24\n{BRIEF}",
         "%%agent planner --max-tokens 24\nName one risk.",
-        "%%agent planner --max-tokens 16\nName one chance.",
+        "%%agent planner --max-tokens 24\nName one chance.",
         "%amem fork planner variant",
-        "%%agent variant --max-tokens 12\nSay it in other words.",
+        "%%agent variant --max-tokens 24\nSay it in other words.",
         "%amem evict variant\n%amem pin planner",
-        "%amem map planner",
+        "%%agent variant --max-tokens 24\nWrite the first sentence of the announcement.",
+        "%amem map variant",
         "%amem tree planner",
         "%amem status --live",
-    )  # fmt: skip
+        width=1080,
+        scale=2,
+    )
     lab.command("application:toggle-left-area")
-    lab.command("notebook:run-all-cells")
-    lab.wait_text("variant", cell=9)
-    lab.wait_idle()
+    lab.run_all()
     lab.edit(2, "%%agent planner --max-tokens 24\nName one risk, and what to do about it.")
     lab.run(2)
     lab.wait_text("another branch", cell=2)
     lab.wait_idle()
-    for name, cell in {"card": 2, "map": 7, "tree": 8, "dashboard": 9}.items():
+    lab.wait_text("and what to do about it.  ← here".replace("  ", "\N{NO-BREAK SPACE} "), cell=9)
+    for name, cell in {"card": 7, "map": 8, "tree": 9, "dashboard": 10}.items():
         lab.shoot(cell, folder / f"{name}.png")
         assert (folder / f"{name}.png").stat().st_size > 2000
