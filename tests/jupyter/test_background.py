@@ -170,16 +170,17 @@ def test_each_output_goes_to_its_own_cell_in_a_real_kernel():
         (card,) = ran.outputs
         counting = live.send("import time\nfor i in range(10):\n    print('line', i)\n    time.sleep(0.05)", "c2")
         live.send("%amem wait", "c3")
-        parents, lines, done = set(), "", False
-        while not done:
+        parents, lines, last, counted = set(), "", None, False
+        while last is None or not counted:
             message = live.client.get_iopub_msg(timeout=120)
-            parent, content = message["parent_header"].get("msg_id"), message["content"]
-            if message["msg_type"] == "update_display_data" and content["transient"]["display_id"] == card:
+            parent, content, kind = message["parent_header"].get("msg_id"), message["content"], message["msg_type"]
+            if kind == "update_display_data" and content["transient"]["display_id"] == card and last is None:
                 parents.add(parent)
-                done = "amem" in content["metadata"]
-            if message["msg_type"] == "stream":
+                last = content if "amem" in content["metadata"] else None
+            if kind == "stream":
                 assert parent == counting
                 lines += content["text"]
+            counted |= kind == "status" and content["execution_state"] == "idle" and parent == counting
         assert parents == {asked}
         assert lines == "".join(f"line {i}\n" for i in range(10))
-        assert content["data"]["text/plain"].count("word") == 40
+        assert last["data"]["text/plain"].count("word") == 40

@@ -75,11 +75,15 @@ def test_an_interrupt_cancels_all_who_were_asked_together(live):
     assert "False" in live.run("'ran_after_both' in globals()").text
 
 
-def test_bad_input_stops_the_queue_too(live):
+def test_bad_input_stops_the_queue_too(live, tmp_path):
     """Run All does not go on after a refused cell."""
-    live.send("import time\ntime.sleep(1)")  # so that both are in the queue before the first of them runs
+    sent = tmp_path / "sent"  # both are to be in the queue before the first of them runs
+    live.send(
+        f"import pathlib, time\nwhile not pathlib.Path({str(sent)!r}).exists():\n    time.sleep(0.1)\ntime.sleep(0.5)"
+    )
     bad = live.send("%%agent planner --max-tokens 0\nHi")
     queued = live.send("x = 1")
+    sent.touch()
     ran = live.wait(bad)
     assert (ran.status, ran.ename) == ("error", "UsageError")
     assert ran.error.startswith("UsageError: --max-tokens")
