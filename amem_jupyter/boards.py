@@ -1,8 +1,8 @@
 """The maps, the trees and the dashboard of a notebook: alive from the cell that made them until it runs again.
 
 They become pictures when the cell runs again, when the engine is closed, when the kernel ends, and when nothing has
-happened to them for a while; where the front end tells no cell ids (as pipelines, in which nobody clicks), they do so
-at the cell's end.
+happened to them for a while; where the front end tells no cell ids (as pipelines, in which nobody clicks), they are
+pictures from the start.
 """
 
 from __future__ import annotations
@@ -137,9 +137,8 @@ class Boards:
         with self._lock:
             if board.cell_id is None:
                 self.forget(lambda other: (other.cell_id, other.kind, other.agent) == (None, board.kind, board.agent))
-            board.wake()
-            assert board.widget is not None
-            board.widget.on_msg(lambda _widget, message, _buffers: self._clicked(board, message))
+            else:
+                board.wake().on_msg(lambda _widget, message, _buffers: self._clicked(board, message))
             self._boards.append(board)
             self._keep(board)
 
@@ -189,15 +188,11 @@ class Boards:
             self.forget(lambda board: board.cell_id == cell_id)
 
     def cell_ended(self) -> None:
-        """A cell has ended: where no cell ids come, nobody is there to click."""
+        """A cell has ended: draw what shows others, if it changed anything."""
         with self._lock:
             self._in_cell, stale, self._stale = False, self._stale, False
             boards = list(self._boards) if stale else []
         self._draw(boards)
-        with self._lock:
-            for board in self._boards:
-                if board.cell_id is None:
-                    board.rest()
 
     def forget(self, which: Callable[[Board], bool] = lambda _board: True) -> None:
         """Leave them as they are, as pictures that no longer change."""

@@ -78,6 +78,11 @@ def span(text: str, style: str, title: str = "", *, css: str = "", label: str = 
     return f'<span style="{style}"{more}>{text}</span>'
 
 
+def filled(colour: str) -> str:
+    """The style of a stretch of colour, made of glyphs that are seen where styles are not."""
+    return f"color:transparent;background-color:{colour}"
+
+
 def div(content: str, style: str = "") -> str:
     """A line or a block of marked-up text."""
     return f'<div style="{style}">{content}</div>' if style else f"<div>{content}</div>"
@@ -141,7 +146,7 @@ def ttft_bar(metrics: ReplyMetrics) -> Picture:
     """The parts of the time to first token as a bar of glyphs."""
     cells = shares([getattr(metrics, name) for _, name, _, _ in PARTS], BAR_WIDTH)
     marks = [(glyph * n, colour) for n, (_, _, glyph, colour) in zip(cells, PARTS, strict=True) if n]
-    colours = "".join(span(text, f"color:{colour};background-color:{colour}") for text, colour in marks)
+    colours = "".join(span(text, filled(colour)) for text, colour in marks)
     bar = span(colours, f"{MONO};font-size:10px;line-height:1;white-space:nowrap", hidden=True)  # the legend has it all
     return Picture(bar, "".join(text for text, _ in marks))
 
@@ -151,7 +156,7 @@ def ttft_legend(metrics: ReplyMetrics) -> Picture:
     rich, plain = [], []
     for label, name, glyph, colour in PARTS:
         value = duration(getattr(metrics, name))
-        swatch = span(glyph, f"color:{colour};background-color:{colour};{MONO};font-size:9px", hidden=True)
+        swatch = span(glyph, f"{filled(colour)};{MONO};font-size:9px", hidden=True)
         rich.append(f"{swatch} {faint(f'{label} {value}')}")
         plain.append(f"{glyph} {label} {value}")
     return Picture(" &nbsp;".join(rich), "  ".join(plain))
@@ -182,8 +187,7 @@ def level(part: float, whole: float, width: int = 20) -> Picture:
     share = min(part / whole, 1.0) if whole > 0 else 0.0
     n = max(round(share * width), int(part > 0))
     colour = STOPPED if share > 0.9 else ACCENT
-    rich = span("█" * n, f"color:{colour};background-color:{colour}")
-    rich += span("░" * (width - n), f"color:transparent;background-color:{LINE}")
+    rich = span("█" * n, filled(colour)) + span("░" * (width - n), filled(LINE))
     return Picture(span(rich, f"{MONO};font-size:9px;line-height:1", hidden=True), "█" * n + "░" * (width - n))
 
 
@@ -219,7 +223,7 @@ def block_strip(blocks: Sequence[BlockInfo], glyph_size: int = 15, texts: Sequen
         flags = block_mark(block)[1:]
         under = f"2px solid {GREEN if block.new else 'transparent'}"
         mark = span(glyph, f"color:{colour};border-bottom:{under}")
-        mark += span(flags, "font-family:sans-serif") if flags else ""
+        mark += span(flags, "font-family:sans-serif;font-size:75%;vertical-align:25%") if flags else ""
         rich.append(span(mark, "white-space:nowrap", words, css="amem-block"))
     style = f"{MONO};font-size:{glyph_size}px;line-height:1.5"
     strip = span(" ".join(rich), style, css="amem-strip", label=_strip_words(blocks))

@@ -36,11 +36,6 @@ class Panel:
         """Whether it is a widget now."""
         return self._widget is not None
 
-    @property
-    def widget(self) -> PanelWidget | None:
-        """The widget, while it is one."""
-        return self._widget
-
     def draw(self, picture: Picture, **more: Any) -> None:
         """Show another picture, in whichever form it has now; `more` are the widget's own traits."""
         self._picture = picture
@@ -49,11 +44,12 @@ class Panel:
         else:
             self._widget.show(picture, **more)
 
-    def wake(self) -> None:
+    def wake(self) -> PanelWidget:
         """Become a widget."""
         if self._widget is None:
             self._widget = self._make(self._picture)
             self._output.send(self._widget.bundle())
+        return self._widget
 
     def tell(self, words: str, *, now: bool = False) -> None:
         """Say what goes on, at most ten times a second."""

@@ -10,6 +10,7 @@ function render({ model, el }) {
     const head = document.createElement("th");
     head.scope = "col";
     head.setAttribute("aria-label", "what can be done");
+    head.setAttribute("style", picture.querySelector("thead th")?.getAttribute("style") ?? "");
     picture.querySelector("thead tr")?.append(head);
     model.get("agents").forEach(({ name, acts }, index) => {
       const cell = rows[index]?.insertCell();

@@ -160,7 +160,8 @@ class Lab:
 
     def shoot(self, number, file):
         """A picture of what a cell shows."""
-        self.cell(number).locator(".jp-OutputArea-output").last.screenshot(path=file, animations="disabled")
+        shown = self.cell(number).locator(".jp-OutputArea-output").last
+        shown.screenshot(path=file, animations="disabled", style=".Toastify { display: none }")
 
     def text(self):
         """All that the notebook shows."""

@@ -15,7 +15,7 @@ CASES = [
     ("%amem evict planner pl", ["plain"]),
     ("%amem map planner ", []),
     ("%amem fork planner ", []),
-    ("%amem fork planner x --", ["--at", "--keep-last"]),
+    ("%amem fork planner x --", ["--at", "--keep-last", "--replace"]),
     ("%amem load sm", ["smollm2-135m"]),
     ("%amem load --co", ["--codec"]),
     ("%amem config m", ["max_tokens"]),

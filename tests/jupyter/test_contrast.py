@@ -65,8 +65,9 @@ class Seen(HTMLParser):
         now["color"] = own.get("color", now["color"])
         now["opacity"] *= float(own.get("opacity", 1))
         background = own.get("background-color", own.get("background", "transparent"))
-        filled = background == own.get("color") or own.get("color") == "transparent"
-        assert background == "transparent" or filled, "text on a background needs a contrast of its own"
+        if background != "transparent":
+            assert own.get("color") == "transparent", "text on a background needs a contrast of its own"
+            self.edges += [background] if background.startswith("#") else []  # else the part of a bar that is empty
         self.edges += [found for name, rule in own.items() if name.startswith("border") and name != "border-collapse"
                        for found in re.findall(r"#[0-9a-f]{6}", rule)]  # fmt: skip
         self.styles.append(now)
@@ -77,7 +78,7 @@ class Seen(HTMLParser):
     def handle_data(self, data):
         if data.strip():
             now = self.styles[-1]
-            if now["color"] == "transparent":  # the part of a bar that is empty
+            if now["color"] == "transparent":
                 return
             rgb = channels(now["color"], self.page)
             below = channels(self.page)
