@@ -188,7 +188,7 @@ class Boards:
             self.forget(lambda board: board.cell_id == cell_id)
 
     def cell_ended(self) -> None:
-        """A cell has ended: draw what shows others, if it changed anything."""
+        """A cell has ended: draw all, if it changed anything; agents may have made room for others."""
         with self._lock:
             self._in_cell, stale, self._stale = False, self._stale, False
             boards = list(self._boards) if stale else []
