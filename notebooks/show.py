@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NUMBER = re.compile(r"([-+]?[\d.,]+( \S+)?)?")  #: a number with its unit, or nothing
+_NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| \S+)?)?")  #: a number with its unit, or nothing
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

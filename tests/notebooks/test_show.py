@@ -20,7 +20,7 @@ def test_numbers_are_set_to_the_right_and_texts_may_be_broken(shown):
     """A unit, or nothing, makes a number no text; a text that begins with a digit is one."""
     show.table(
         ["phase", "time", "ratio", "right"],
-        [["1 reading (cold)", "1.5 ms", "2", "1 of 2 [0%, 3%]"], ["2", "", "-3.5", "0"]],
+        [["1 reading (cold)", "1.5 ms", "2%", "1 of 2 [0%, 3%]"], ["2", "", "-3.5e-05", "0"]],
     )
     ((bundle, _),) = shown
     assert 6 == bundle["text/html"].count("text-align:right")
