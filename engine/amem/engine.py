@@ -435,6 +435,18 @@ class Engine:
         """How many tokens a bare text has."""
         return self._owner.call(lambda: len(self._parts.prompter.raw(text)))
 
+    def chat_text(self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()) -> str:
+        """A whole conversation as the model's chat template writes it.
+
+        Raises
+        ------
+            InputError: the messages or tools are not possible.
+        """
+        from amem.model.messages import plain_messages, plain_tools
+
+        plain, shown = plain_messages(messages), plain_tools(tools)
+        return self._owner.call(lambda: self._parts.prompter.render(plain, shown))
+
     def n_chat_tokens(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
     ) -> int:
@@ -442,7 +454,7 @@ class Engine:
 
         Raises
         ------
-            InputError: the messages are not possible.
+            InputError: the messages or tools are not possible.
         """
         from amem.model.messages import plain_messages, plain_tools
 

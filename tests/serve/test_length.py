@@ -1,10 +1,13 @@
 """Requests that are too long, or hold too many: refused in the client's terms, before others have to wait for them."""
 
+import json
+
 import pytest
 
 from amem.model.prompt import Prompter
 from amem.serve.desk import COUNTED
 from tests.serve.conftest import LONG, assistant, user
+from tests.templates import TOOLS
 
 HUGE = "many words, " * 250_000
 
@@ -34,6 +37,8 @@ def encoded(monkeypatch):
     [
         ("/v1/chat/completions", {"messages": [user(HUGE)]}),
         ("/v1/chat/completions", {"messages": [user("x"), assistant("y"), user(HUGE)]}),
+        ("/v1/chat/completions", {"messages": [user("x"), assistant(HUGE), user("y")]}),
+        ("/v1/messages/count_tokens", {"messages": [user(HUGE)]}),
         ("/v1/messages", {"messages": [user(HUGE)], "max_tokens": 4}),
         ("/v1/completions", {"prompt": HUGE}),
     ],
@@ -41,7 +46,7 @@ def encoded(monkeypatch):
 def test_a_huge_text_is_refused_by_its_first_pieces(place, encoded, path, body, agent):
     """Only they are made tokens, one at a time; no agent is made."""
     place.open()
-    response = place.http.post(path, json=body | ({"agent": agent} if agent else {}))
+    response = place.http.post(path, json=body, headers={"X-Agent": agent} if agent else {})
     assert 400 == response.status_code
     assert "the model's context of 4096" in response.json()["error"]["message"]
     assert 0 < max(encoded) <= COUNTED
@@ -93,6 +98,38 @@ def test_an_overflow_is_told_in_the_clients_terms(shared, path, body, wanted, ag
     assert (400, "context_length_exceeded") == (response.status_code, error["code"])
     assert wanted in error["message"]
     assert not any(word in error["message"] for word in ("session", "rewind", "fork", "agent"))
+
+
+@pytest.mark.parametrize("kind", ["description", "numbers", "arguments"])
+def test_huge_tools_and_calls_are_refused_by_their_first_pieces(with_template, encoded, kind):
+    """They are a part of the text."""
+    place = with_template(TOOLS).open()
+    tool = {"name": "weather", "description": "The weather.", "parameters": {}}
+    messages = [user("x")]
+    if kind == "arguments":
+        function = {"name": "weather", "arguments": json.dumps({"city": HUGE})}
+        call = {"id": "1", "type": "function", "function": function}
+        messages = [user("x"), assistant("", tool_calls=[call]), user("y")]
+    elif kind == "numbers":
+        tool["parameters"] = {"numbers": list(range(10_000, 400_000))}
+    else:
+        tool["description"] = HUGE
+    body = {"messages": messages, "tools": [{"type": "function", "function": tool}]}
+    response = place.http.post("/v1/chat/completions", json=body)
+    assert (400, "context_length_exceeded") == (response.status_code, response.json()["error"]["code"])
+    assert 0 < max(encoded) <= COUNTED
+    assert sum(encoded) < len(HUGE) / 10
+    assert [] == place.sessions
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
+def test_more_messages_than_the_context_has_tokens_are_refused_unread(shared, encoded, path):
+    """Each takes one at least."""
+    body = {"messages": [user("x")] * 5000} | ({"max_tokens": 4} if path == "/v1/messages" else {})
+    response = shared.http.post(path, json=body)
+    assert 400 == response.status_code
+    assert "the model's context of 4096" in response.json()["error"]["message"]
+    assert [] == encoded
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """%amem serve: cells and clients of the server share one engine."""
 
+import socket
+
 import httpx
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -72,5 +74,16 @@ def test_a_host_without_a_key_is_refused_in_one_line(shell):
     """As every other usage error."""
     with pytest.raises(Refused, match="API key"):
         shell.run_line_magic("amem", "serve --host 0.0.0.0")
+    assert session_of(shell).serving.url is None
+    assert session_of(shell).engine is None
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(shell):
+    """It may take a while to load."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(Refused, match="cannot be taken"):
+            shell.run_line_magic("amem", f"serve --port {taken.getsockname()[1]}")
     assert session_of(shell).serving.url is None
     assert session_of(shell).engine is None

@@ -133,14 +133,6 @@ def _written(value: object, ordered: bool) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=not ordered)
 
 
-def strings_of(value: object) -> list[str]:
-    """All texts in a JSON value, without the keys."""
-    if isinstance(value, str):
-        return [value]
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
-    return [text for item in inner for text in strings_of(item)]
-
-
 def _is_deeper(value: object, than: int) -> bool:
     """Whether lists and mappings lie in one another in more levels than that."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None

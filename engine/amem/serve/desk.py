@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from amem.checks import check_text
 from amem.errors import AgentLocked, Cancelled, ContextOverflow
-from amem.model.messages import plain_messages, plain_tools, strings_of
+from amem.model.messages import plain_messages, plain_tools
 from amem.results import Event, Reply
 from amem.serve.errors import HttpError
 from amem.serve.keys import OWNER, SESSIONS
@@ -197,24 +198,22 @@ class Desk:
     async def _check_length(self, wanted: Wanted) -> None:
         """Refuse what is far too long before all of it is made tokens, which others would have to wait for.
 
-        A long text is counted piece by piece, and others are served between two. Replies are left out: a chat template
-        may leave out their thoughts. What is not refused here is counted exactly later.
+        A long text, or what the chat template makes of long messages, is counted piece by piece, and others are served
+        between two. What is not refused here is counted exactly later.
         """
         limit = self._context_length
-        if len(wanted.messages) > limit:  # each takes a token at least
-            raise _too_long(wanted, f"more than {limit}", limit)
         if wanted.text is not None:
             check_text("the text", wanted.text)
-            text, n_texts = wanted.text, 1
+            text = wanted.text
         else:
-            texts = [
-                str(one["content"]).strip() for one in plain_messages(wanted.messages) if one["role"] != "assistant"
-            ]
-            texts += strings_of(wanted.tools)
-            text, n_texts = "\n".join(texts), len(texts)
+            if len(wanted.messages) > limit:  # each takes a token at least
+                raise _too_long(wanted, f"more than {limit}", limit)
+            if len(json.dumps([wanted.messages, wanted.tools])) <= _CHARS_PER_TOKEN * limit:
+                return
+            text = await in_thread(partial(self.engine.chat_text, wanted.messages, wanted.tools))
         if len(text) <= _CHARS_PER_TOKEN * limit:
             return
-        n_tokens = -n_texts  # a line's end between two may be a token of ours
+        n_tokens = 0
         for start in range(0, len(text), COUNTED):
             piece = text[start : start + COUNTED]
             n_tokens += await in_thread(partial(self.engine.n_tokens, piece)) - _CUT_TOKENS
