@@ -122,7 +122,7 @@ class ChatMessage(BaseModel):
     def plain(self) -> Json:
         """As the engine takes it."""
         role = "system" if self.role == "developer" else self.role
-        return {**self.model_dump(exclude_none=True), "role": role}
+        return {**{name: value for name, value in self if value is not None}, "role": role}
 
 
 class ChatBody(_OpenAI):
