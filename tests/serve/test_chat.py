@@ -72,6 +72,7 @@ def test_a_seed_repeats_a_sample_and_none_takes_a_fresh_one(shared):
     assert sample(temperature=1.5, seed=7) != sample(temperature=1.5, seed=8)
     assert 1 < len({sample(temperature=1.5) for _ in range(3)})
     assert sample() == sample(temperature=0, seed=3)
+    assert sample() == sample(temperature=1.5, top_p=1e-6, seed=8)  # only the likeliest is left
 
 
 def test_max_completion_tokens_is_the_newer_name(shared):
