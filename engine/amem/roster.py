@@ -12,7 +12,7 @@ from amem.prefetch import Prefetch
 from amem.results import AgentStatus
 from amem.session import AgentSession
 from amem.shortening import shortened
-from amem.store import AgentEntry
+from amem.store import AgentEntry, names
 
 
 class Roster:
@@ -44,10 +44,10 @@ class Roster:
 
     def for_request(self, space: str, name: str) -> AgentSession:
         """An agent that a request is about to be made to: without it there may be none afterwards."""
-        is_new = (space, name) not in self.sessions and not self._parts.store.has(name, space)
+        is_new = _place(space, name) not in self.sessions and not self._parts.store.has(name, space)
         session = self._open(space, name, create=True)
         if is_new:
-            session.unmake = partial(self._unmake, space, name)
+            session.unmake = partial(self._unmake, *_place(space, name))
         return session
 
     def known(self, space: str, name: str) -> AgentSession:
@@ -72,7 +72,7 @@ class Roster:
         return session
 
     def _open(self, space: str, name: str, *, create: bool) -> AgentSession:
-        place, prefetch = (space, name), self._parts.prefetch
+        place, prefetch = _place(space, name), self._parts.prefetch
         session = self.sessions.get(place)
         if session is None and prefetch is not None:
             session = prefetch.claim(*place)
@@ -90,10 +90,11 @@ class Roster:
     ) -> None:
         """Make an agent that starts where another stands, or stood at a turn; see `Agent.fork`."""
         session, store = self.known(space, name), self._parts.store
+        place = _place(space, new_name)
         taken = store.has(new_name, space)
         if taken and not replace:
             raise InputError(f"an agent {new_name!r} exists already: choose another name, or delete it first.")
-        if new_name == name:
+        if place == _place(space, name):
             raise InputError(f"agent {name!r} cannot be replaced by its own fork: choose another name.")
         turn = session.tree.turn_of(at) if at is not None else session.store.head
         kept = shortened(session, turn, keep_last) if keep_last is not None else None
@@ -103,7 +104,7 @@ class Roster:
         try:
             if kept is not None:
                 kept.write(stored)
-            self.sessions[space, new_name] = session.fork(stored, turn if kept is None else None)
+            self.sessions[place] = session.fork(stored, turn if kept is None else None)
         except BaseException:
             stored.delete()
             raise
@@ -111,6 +112,7 @@ class Roster:
     def move(self, old_space: str, new_space: str) -> list[str]:
         """Move all agents of a space into another; gives their names. See `Engine.adopt`."""
         store = self._parts.store
+        old_space, new_space = names.canonical(old_space), names.canonical(new_space)
         theirs = store.agents(old_space)
         both = {entry.name for entry in theirs} & {entry.name for entry in store.agents(new_space)}
         if both and old_space != new_space:
@@ -118,8 +120,8 @@ class Roster:
         for entry in theirs:
             with store.borrow(entry.key) as agent:
                 agent.move(new_space)
-            if (session := self.sessions.pop((old_space, entry.name), None)) is not None:
-                self.sessions[new_space, entry.name] = session
+            if (session := self.sessions.pop((entry.space, entry.name), None)) is not None:
+                self.sessions[_place(new_space, entry.name)] = session
         return [entry.name for entry in theirs]
 
     # -- looking
@@ -153,7 +155,7 @@ class Roster:
 
     def release(self, space: str, name: str) -> None:
         """Close an agent, if it is open, so that another process may write to it; see `Engine.release`."""
-        if (space, name) in self.sessions:
+        if _place(space, name) in self.sessions:
             session = self.idle(space, name)
             self._let_go(space, name)
             session.store.close()
@@ -173,7 +175,7 @@ class Roster:
             self.delete(space, name)
 
     def _let_go(self, space: str, name: str) -> None:
-        session = self.sessions.pop((space, name))
+        session = self.sessions.pop(_place(space, name))
         session.evict()
         self.finish_writes()  # those under way must not outlive the agent's lock
 
@@ -193,3 +195,9 @@ class Roster:
                 session.evict()
                 session.store.close()
         self.sessions.clear()
+
+
+def _place(space: str, name: str) -> tuple[str, str]:
+    """Where an agent's session is, whichever way its name was typed. Raises InputError: no agent can have it."""
+    label = names.label(name, space)
+    return label.space, label.name

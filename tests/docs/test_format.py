@@ -88,6 +88,14 @@ def test_k_and_v_are_the_models_own_up_to_the_codecs_step(read, tiny_model_path)
         assert np.abs(stored - computed).mean() < step / 4
 
 
+def row_sum(values):
+    pieces = [value if isinstance(value, bytes) else repr(value).encode() for value in values]
+    kinds = [type(value).__name__ for value in values]
+    return xxhash.xxh3_64_hexdigest(
+        b"".join(f"{kind}{len(piece)}:".encode() + piece for kind, piece in zip(kinds, pieces, strict=True))
+    )
+
+
 def test_checksums_and_hashes_are_made_as_the_page_says(read):
     """Of the name, of each line of the transcript, of each file, of each block's history."""
     [folder] = (read["folder"] / "store" / "agents").iterdir()
@@ -124,9 +132,12 @@ def test_checksums_and_hashes_are_made_as_the_page_says(read):
     turn = database.execute(
         "SELECT id, parent, prompt, reply, system, settings, finish_reason, cell_id, execution, created, sum FROM turns"
     ).fetchone()
-    assert turn[-1] == xxhash.xxh3_64_hexdigest(
-        "".join(f"{type(value).__name__}{len(repr(value).encode())}:{value!r}" for value in turn[:-1]).encode()
-    )
+    assert turn[-1] == row_sum(turn[:-1])
+    for table in ("blocks", "snapshots"):
+        for _, *row, total in database.execute(f"SELECT * FROM {table}").fetchall():
+            realm = row[2] if table == "blocks" else row[1]
+            named = database.execute("SELECT fingerprint, codec FROM realms WHERE id = ?", (realm,)).fetchone()
+            assert total == row_sum([*named, *row])
     database.close()
     [row] = sqlite3.connect(read["folder"] / "store" / "index.sqlite3").execute("SELECT key, digest FROM agents")
     label = f"{name['space']}\0{name['name']}".encode()

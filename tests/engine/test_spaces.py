@@ -86,3 +86,37 @@ def test_a_restore_is_told_before_the_prefill(open_engine):
     *events, last = engine.agent("planner").stream("Go on.", max_tokens=2)
     assert events[0].stage == "restore"
     assert last.reply.metrics.reused_tokens == events[0].total > 0
+
+
+@pytest.mark.parametrize("typed", ["é", "e\u0301"])
+def test_a_name_is_the_same_however_it_was_typed(engine, typed):
+    """All that takes a name finds the same agent; a space's name is one in the same way."""
+    agent = engine.agent("é")
+    agent.ask("One.", max_tokens=2)
+    assert 1 == len(engine.agent(typed).turns)
+    engine.ask_all({typed: "Two."}, max_tokens=2)
+    assert ["One.", "Two."] == [turn.prompt for turn in agent.turns]
+    assert ["é"] == engine.agents() == [shown.name for shown in engine.status()]
+    with pytest.raises(InputError, match="own fork"):
+        engine.fork(typed, "é", replace=True)
+    engine.fork(typed, f"{typed} 2")
+    assert 2 == len(engine.agent("é 2").turns)
+    engine.release(typed)
+    engine.prefetch(typed).result()
+    inside = engine.in_space(f"caf{typed}")
+    inside.agent("a").ask("Three.", max_tokens=2)
+    assert 1 == len(engine.in_space("café").agent("a").turns)
+    assert ["a"] == engine.in_space("café").agents()
+    assert ["a"] == engine.adopt(f"caf{typed}")
+    engine.delete(typed)
+    assert {"é 2", "a"} == set(engine.agents())
+
+
+@pytest.mark.parametrize("name", [" ", "\u00a0", "\u200b"])
+def test_a_name_that_nobody_can_see_is_refused(engine, name):
+    """Before anything is made."""
+    with pytest.raises(InputError, match="can be seen"):
+        engine.agent(name)
+    with pytest.raises(InputError, match="can be seen"):
+        engine.agent(name, create=False).ask("Hello.", max_tokens=2)
+    assert [] == engine.agents()

@@ -82,5 +82,19 @@ def restored(the_layout, pool, blocks, snapshot, n_tokens):
     return sequence
 
 
+def export_full(sequence, blocks):
+    """Append the sequence's new full blocks to a list, as a caller must after each step."""
+    while len(blocks) < sequence.n_groups // 4:
+        blocks.append(sequence.export_block(len(blocks) * 4, 4))
+    return blocks
+
+
+def twin(sequence, blocks, pool):
+    """A new sequence from the plain form of a closed one."""
+    tail = sequence.n_groups % 4
+    stored = [*blocks, sequence.export_block(len(blocks) * 4, tail)] if tail else blocks
+    return restored(sequence.layout, pool, stored, sequence.export_snapshot(), sequence.n_tokens)
+
+
 def new_sequence(the_layout, budget=10**9):
     return SequenceState(the_layout, Pool(budget))

@@ -1,12 +1,16 @@
-"""The reference attention against float64, over shapes, codecs, windows, sinks and chunkings."""
+"""Both attentions against float64, over shapes, codecs, windows, sinks, chunkings, batches, restores and forks."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
 
 from amem.kv.backend import choose
+from amem.kv.cache import BatchQuantizedKVCache
+from amem.kv.pool import Pool
+from amem.kv.sequence import SequenceState
 from amem.model.spec import CODECS
 from tests.kv import reference, states
 from tests.kv.models import CPU
@@ -64,19 +68,90 @@ def test_every_shape_codec_window_and_chunking_agrees_with_float64(
     sequence, attend = states.new_sequence(states.layout(layer, codec=codec)), choose(backend).result().attend
     given_sinks = None if sinks is None else mx.array(sinks)
     got = states.feed(sequence, {0: (q, k, v)}, lengths, sinks=given_sinks, attend=attend)[0]
-    n_groups = n_tokens // 64
+    np.testing.assert_allclose(got, in_float64(shape, codec, (q, k, v), window, sinks), atol=3e-4, rtol=3e-3)
+
+
+def in_float64(shape, codec, qkv, window=None, sinks=None):
+    """What the rule says, with groups as the codec stores them: fed at once, without a window, and read from there."""
+    _, k, v = qkv
+    n_groups = k.shape[1] // 64
     whole = states.new_sequence(states.layout(states.layer(**SHAPES[shape]), codec=codec))
-    states.feed(whole, {0: (q, k, v)}, [n_tokens])
+    states.feed(whole, {0: qkv}, [k.shape[1]])
     whole.close_turn()
     if n_groups:
         k_seen, v_seen = reference.stored_form(codec, k, v, stored_parts(whole, n_groups))
     else:
         k_seen, v_seen = k[:, :0].astype(np.float64), v[:, :0].astype(np.float64)
-    wanted = reference.attention(
-        q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), k_seen, v_seen,
-        scale=0.1, window=window, sinks=sinks,
-    )  # fmt: skip
-    np.testing.assert_allclose(got, wanted, atol=3e-4, rtol=3e-3)
+    wide = [x.astype(np.float64) for x in qkv]
+    return reference.attention(*wide, k_seen, v_seen, scale=0.1, window=window, sinks=sinks)
+
+
+@backends
+@settings(deadline=None, max_examples=25)
+@given(
+    shape=st.sampled_from(sorted(SHAPES)),
+    codec=st.sampled_from(CODECS),
+    window=st.sampled_from([None, 96, 300, 512]),
+    turns=st.lists(st.tuples(chunkings(), st.sampled_from(["stay", "restore", "fork"])), min_size=2, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_long_histories_of_many_runs_agree_with_float64(backend, shape, codec, window, turns, seed):
+    """Over several blocks: what a window left behind is dropped, and a turn's end is restored or forked on the way."""
+    layer = states.layer(window=window, **SHAPES[shape])
+    n_tokens = sum(sum(lengths) for lengths, _ in turns)
+    qkv = states.random_qkv(layer, n_tokens, seed)
+    attend, pool = choose(backend).result().attend, Pool(10**9)
+    sequence = SequenceState(states.layout(layer, codec=codec), pool)
+    outs, blocks = [], []
+    for lengths, then in turns:
+        sequence.reserve(sequence.n_tokens + sum(lengths))
+        for length in lengths:
+            outs.append(states.step(sequence, {0: qkv}, sequence.n_tokens, length, attend=attend)[0])
+            states.export_full(sequence, blocks)
+        sequence.close_turn()
+        states.export_full(sequence, blocks)
+        sequence.settle()
+        if then != "stay":
+            before = sequence
+            sequence = states.twin(sequence, blocks, pool) if then == "restore" else sequence.fork()
+            before.release()
+    wanted = in_float64(shape, codec, qkv, window)
+    np.testing.assert_allclose(np.concatenate(outs, axis=1), wanted, atol=3e-4, rtol=3e-3)
+    sequence.release()
+    assert 0 == pool.used
+
+
+@backends
+@settings(deadline=None, max_examples=15)
+@given(
+    shape=st.sampled_from(sorted(SHAPES)),
+    codec=st.sampled_from(CODECS),
+    window=st.sampled_from([None, 96]),
+    lengths=st.lists(st.integers(1, 200), min_size=2, max_size=4),
+    steps=st.integers(1, 4),
+)
+def test_each_row_of_a_ragged_batch_agrees_with_float64(backend, shape, codec, window, lengths, steps):
+    """As models call it: one cache of several sequences, one K and V for each, and offsets that differ."""
+    layer = states.layer(window=window, **SHAPES[shape])
+    data = [states.random_qkv(layer, n + steps, seed) for seed, n in enumerate(lengths)]
+    sequences = [states.new_sequence(states.layout(layer, codec=codec)) for _ in lengths]
+    attend = choose(backend).result().attend
+    for sequence, qkv, n in zip(sequences, data, lengths, strict=True):
+        states.feed(sequence, {0: qkv}, [n], attend=attend)
+    rows = []
+    for step in range(steps):
+        batch = BatchQuantizedKVCache(sequences, lambda: [KVCache()], attend)
+        (cache,) = batch.layers
+        assert [n + step for n in lengths] == cache.offset.tolist()
+        batch.begin(1)
+        q, k, v = (mx.array(np.stack([x[:, n + step :][:, :1] for x, n in zip(each, lengths, strict=True)]))
+                   for each in zip(*data, strict=True))  # fmt: skip
+        cache.update_and_fetch(k, v)
+        rows.append(np.array(cache.attend(q, scale=0.1, mask=None, sinks=None)))
+        mx.eval(batch.end(1))
+    for row, (qkv, n) in enumerate(zip(data, lengths, strict=True)):
+        got = np.concatenate([out[row] for out in rows], axis=1)
+        np.testing.assert_allclose(got, in_float64(shape, codec, qkv, window)[:, n:], atol=3e-4, rtol=3e-3)
 
 
 @backends

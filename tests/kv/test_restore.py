@@ -14,7 +14,7 @@ from amem.kv.restore import RestoreBuffers
 from amem.kv.sequence import SequenceState, StateLayout
 from amem.model import spec
 from tests.kv import states
-from tests.kv.test_sequence import CODECS, LAYERS, exported, feed_and_export, many, same_outputs
+from tests.kv.test_sequence import CODECS, LAYERS, feed_and_export, many, same_outputs
 
 
 def closed(n_tokens, codec="q4"):
@@ -23,7 +23,7 @@ def closed(n_tokens, codec="q4"):
     blocks = []
     feed_and_export(sequence, many(1000), [128] * (n_tokens // 128) + [n_tokens % 128] * (n_tokens % 128 > 0), blocks)
     sequence.close_turn()
-    exported(sequence, blocks)
+    states.export_full(sequence, blocks)
     if sequence.n_groups % 4:
         blocks.append(sequence.export_block(len(blocks) * 4, sequence.n_groups % 4))
     return sequence, blocks

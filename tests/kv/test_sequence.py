@@ -21,26 +21,12 @@ def many(n_tokens, seed=0):
     return {layer.index: states.random_qkv(layer, n_tokens, seed + layer.index) for layer in LAYERS}
 
 
-def exported(sequence, blocks):
-    """Append the sequence's new full blocks to a list, as a caller must after each step."""
-    while len(blocks) < sequence.n_groups // 4:
-        blocks.append(sequence.export_block(len(blocks) * 4, 4))
-    return blocks
-
-
 def feed_and_export(sequence, data, lengths, blocks):
     outs = []
     for length in lengths:
         outs.append(states.step(sequence, data, sequence.n_tokens, length))
-        exported(sequence, blocks)
+        states.export_full(sequence, blocks)
     return outs
-
-
-def restored(sequence, blocks, pool):
-    """A new sequence from the plain form of a closed one."""
-    tail = sequence.n_groups % 4
-    stored = [*blocks, sequence.export_block(len(blocks) * 4, tail)] if tail else blocks
-    return states.restored(sequence.layout, pool, stored, sequence.export_snapshot(), sequence.n_tokens)
 
 
 def same_outputs(one, other):
@@ -58,8 +44,8 @@ def test_a_restored_sequence_goes_on_bit_for_bit(codec, lengths, more, seed):
     blocks = []
     feed_and_export(sequence, data, lengths, blocks)
     sequence.close_turn()
-    exported(sequence, blocks)
-    twin = restored(sequence, blocks, pool)
+    states.export_full(sequence, blocks)
+    twin = states.twin(sequence, blocks, pool)
     assert sequence.n_tokens == twin.n_tokens == total
     assert states.equal_bits(sequence.export_snapshot(), twin.export_snapshot())
     for slot in (0, 2):
@@ -88,7 +74,7 @@ def test_fork_and_rollback_change_no_bit(codec, lengths, more):
     blocks = []
     feed_and_export(parent, data, lengths, blocks)
     parent.close_turn()
-    exported(parent, blocks)
+    states.export_full(parent, blocks)
     parent.settle()
     used, before = pool.used, parent.checkpoint()
     snapshot = parent.export_snapshot()
@@ -184,9 +170,9 @@ def test_an_idle_sequence_takes_what_capacity_says(codec, n_tokens, max_tokens, 
     sequence, blocks = SequenceState(the_layout, pool), []
     feed_and_export(sequence, data, [64] * (n_tokens // 64) + [n_tokens % 64] * (n_tokens % 64 > 0), blocks)
     sequence.close_turn()
-    exported(sequence, blocks)
+    states.export_full(sequence, blocks)
     sequence.settle()
-    twin = restored(sequence, blocks, pool)
+    twin = states.twin(sequence, blocks, pool)
     sequence.release()
     told = capacity(the_layout.spec, memory_bytes=0, context=n_tokens, codec=codec)
     first = 0 if told.first_nbytes else the_layout.exact_nbytes(the_layout.codec.n_exact)

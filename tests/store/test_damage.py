@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amem.errors import CorruptState, StoreError, StoreTooNew
-from amem.store import NewTurn, Store, fileformat, names, verify
+from amem.store import NewTurn, Store, fileformat, names, transcript, verify
 from amem.store.payload import DamagedError
 from tests.store.samples import REALM, SPACE, check, prepare, say, tensors
 
@@ -270,6 +270,27 @@ def test_every_flipped_bit_of_a_database_is_harmless(saved, root):
         "UPDATE snapshots SET open_hash = zeroblob(8) WHERE seq = 2",
         "UPDATE snapshots SET open_ids = zeroblob(16) WHERE seq = 2",
         "UPDATE snapshots SET block = NULL WHERE seq = 2",
+        "UPDATE blocks SET id = 'f' || substr(id, 2) WHERE seq = 2",
+        "UPDATE blocks SET checksum = 'f' || substr(checksum, 2) WHERE seq = 2",
+        "UPDATE blocks SET nbytes = nbytes + 1 WHERE seq = 2",
+        "UPDATE blocks SET nbytes = 'many' WHERE seq = 2",
+        "UPDATE blocks SET realm = 9 WHERE seq = 2",
+        "UPDATE prefixes SET realm = 9 WHERE block = 2",
+        "UPDATE snapshots SET id = 'f' || substr(id, 2) WHERE seq = 2",
+        "UPDATE snapshots SET checksum = 'f' || substr(checksum, 2) WHERE seq = 2",
+        "UPDATE snapshots SET nbytes = nbytes + 1 WHERE seq = 2",
+        "UPDATE snapshots SET n_open = n_open + 1 WHERE seq = 2",
+        "UPDATE snapshots SET realm = 9 WHERE seq = 2",
+        "UPDATE realms SET fingerprint = 'model-c'",
+        "UPDATE realms SET codec = 'k3'",
+        "UPDATE turns SET id = 7 WHERE id = 2",
+        "UPDATE turns SET parent = NULL WHERE id = 2",
+        "UPDATE turns SET settings = '{' WHERE id = 2",
+        "UPDATE turns SET created = created + 1 WHERE id = 2",
+        "UPDATE realizations SET token_ids = zeroblob(1200) WHERE turn = 2",
+        "DELETE FROM turns WHERE id = 2",
+        "DELETE FROM blocks WHERE seq = 3",
+        "DELETE FROM snapshots WHERE seq = 2",
     ],
 )
 def test_a_changed_value_in_the_database_is_found_and_mended(saved, root, change):
@@ -286,6 +307,101 @@ def test_a_changed_value_in_the_database_is_found_and_mended(saved, root, change
         agent = store.open("planner", SPACE, create=False)
         assert (turns, meta, 2) == (agent.turns(), agent.meta, agent.head)
         assert check(agent, IDS) == 900
+
+
+@pytest.fixture
+def killed(root):
+    """A copy of a store whose process was killed after two turns: the log is not in the database yet."""
+    with Store(root) as store:
+        agent = store.open("planner", SPACE)
+        agent.set_meta("system", "You plan.")
+        say(agent, None, IDS[:600], prompt="first ä", reply="one")
+        say(agent, 1, IDS[600:], prompt="second", reply="two")
+        shutil.copytree(root, root.with_name("killed"))
+        turns = agent.turns()
+    log = root.with_name("killed") / "agents" / agent.root.name / "agent.sqlite3-wal"
+    assert log.stat().st_size > 10_000
+    return log, turns
+
+
+@pytest.mark.parametrize("harm", ["lost", "empty", *range(12)])
+def test_a_damaged_log_loses_no_turn(killed, harm):
+    """SQLite stops before the first frame that is bad, in silence; transcript and files know what came after it."""
+    log, turns = killed
+    if harm == "lost":
+        log.unlink()
+    elif harm == "empty":
+        log.write_bytes(b"")
+    else:
+        flip(log, random.Random(harm).randrange(8 * log.stat().st_size))
+    for _ in range(2):
+        with Store(log.parent.parent.parent) as store:
+            assert verify(store).problems == []
+            agent = store.open("planner", SPACE, create=False)
+            assert (turns, {"system": "You plan."}) == (agent.turns(), agent.meta)
+            assert np.array_equal(IDS, agent.path_tokens(agent.head, REALM))
+            assert check(agent, IDS) == 900
+            if harm in ("lost", "empty"):
+                assert "its last 2 turns were taken over from its transcript" in store.reports[0]
+                break
+        log.unlink(missing_ok=True)
+
+
+def test_of_a_commit_that_is_torn_nothing_is_taken_over(killed):
+    """A turn without its tokens, and half a line, are cut off."""
+    log, turns = killed
+    log.unlink()
+    path = log.with_name("transcript.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    (second,) = [number for number, line in enumerate(lines) if b'"kind":"turn","id":2,' in line]
+    path.write_bytes(b"".join(lines[: second + 1]) + lines[second + 1][:-2])
+    with Store(log.parent.parent.parent) as store:
+        agent = store.open("planner", SPACE, create=False)
+        assert ({1: turns[1]}, 1) == (agent.turns(), agent.head)
+        assert check(agent, IDS) == 600
+        assert path.read_bytes() == b"".join(lines[:second])
+        say(agent, 1, IDS[600:])
+        assert verify(store).problems == []
+
+
+@pytest.mark.parametrize("column", ["key", "digest", "used", "last_used", "nbytes", "n_turns"])
+@pytest.mark.parametrize("value", ["'other'", "7"])
+def test_a_changed_value_in_the_index_is_found_and_mended(saved, root, column, value):
+    """Each value by itself: the index is made anew from the folders."""
+    with contextlib.closing(sqlite3.connect(root / "index.sqlite3", isolation_level=None)) as index:
+        assert index.execute(f"UPDATE agents SET {column} = {value}").rowcount
+    with Store(root) as store:
+        assert "the index was damaged" in store.reports[0]
+        (entry,) = store.agents()
+        assert ("planner", SPACE, saved.name, 2) == (entry.name, entry.space, entry.key, entry.n_turns)
+        assert entry.nbytes > 1000
+        assert check(store.open("planner", SPACE, create=False), IDS) == 900
+
+
+def test_every_flipped_bit_of_a_name_is_found(saved):
+    """The label is what it was, or known to be damaged."""
+    path = saved / names.LABEL
+    whole, label = path.read_bytes(), names.read_label(saved)
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        assert names.read_label(saved) in (None, label)
+
+
+def test_every_damaged_byte_of_a_transcript_is_found(saved):
+    """A line that is not what was written is not read; all others are."""
+    path = saved / "transcript.jsonl"
+    whole, (rows, _) = path.read_bytes(), transcript.read(saved)
+    chance = random.Random(5)
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        found, bad = transcript.read(saved)
+        assert bad > 0
+        assert len(rows) - 2 <= len(found) < len(rows)
+        assert all(row in rows for row in found)
 
 
 def test_database_and_transcript_both_damaged(saved, root):

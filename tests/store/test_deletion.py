@@ -1,9 +1,12 @@
 """That nothing is left."""
 
+import time
+
 import numpy as np
 
-from amem.store import Store
-from tests.store.samples import SPACE, say
+from amem.store import Store, verify
+from tests.store.child import run
+from tests.store.samples import SPACE, check, say
 
 IDS = np.arange(900)
 
@@ -36,6 +39,48 @@ def test_nothing_is_left_of_a_deleted_agent(root):
         assert grep(root, *needles) == []
         assert [entry.name for entry in store.agents()] == ["bystander"]
         say(bystander, 1, IDS[:100])
+
+
+def look_on(told, root):
+    """Another process that has listed all agents, and has the store and one of them open."""
+    with Store(root) as store:
+        agent = store.open("bystander", SPACE)
+        say(agent, None, IDS[:100])
+        told.send(len(store.agents()))
+        while not (root / "deleted").exists():
+            time.sleep(0.01)
+        told.send([entry.name for entry in store.agents()])
+        say(agent, 1, IDS[:100])
+        told.send("said")
+
+
+def test_nothing_is_left_while_another_process_has_the_store_open(root):
+    """Databases and their logs included; the deleted agent's fork lives on, with a prefix of its own."""
+    tokens = np.random.default_rng(7).integers(0, 2**31 - 1, 700, dtype=np.int32)
+    needles = (b"CANARY-5481", *(tokens[at : at + 8].tobytes() for at in (0, 300, 690)))
+    with Store(root) as store:
+        agent = store.open("CANARY-5481", SPACE)
+        first = say(agent, None, IDS, prompt="shared")
+        fork = agent.fork("variant", SPACE, first.id)
+        agent.set_meta("note", "CANARY-5481")
+        say(agent, first.id, tokens, prompt="CANARY-5481", reply="CANARY-5481")
+        child, pipe = run(look_on, root)
+        assert 3 == pipe.recv()
+        assert grep(root, *needles)
+        assert (root / "index.sqlite3-wal").stat().st_size > 0
+        assert agent.delete().n_shared == 5
+        left = grep(root, *needles)
+        (root / "deleted").touch()
+        assert ["bystander", "variant"] == sorted(pipe.recv())
+        assert "said" == pipe.recv()
+        child.join()
+        assert child.exitcode == 0
+        assert left == []
+        assert grep(root, *needles) == []
+        assert check(fork, IDS) == 900
+        say(fork, first.id, IDS[:10])
+        fork.close()
+        assert verify(store).problems == []
 
 
 def test_a_deletion_that_was_interrupted_is_finished(root):

@@ -16,7 +16,7 @@ IDS = np.arange(900)
 @pytest.mark.parametrize(
     "name",
     [
-        "a", "ü", "日本語", "🤖👩‍🚀", "..", ".", "/", "../../etc/passwd", "a/b", "CON", "NUL", "C:\\x", "~", "-rf", " ", "%s", "'; DROP",
+        "a", "ü", "日本語", "🤖👩‍🚀", "..", ".", "/", "../../etc/passwd", "a/b", "CON", "NUL", "C:\\x", "~", "-rf", " a ", "\u200d🤖", "%s", "'; DROP",
         "x" * 128, "🚀" * 128, "index.sqlite3",
     ],
 )  # fmt: skip
@@ -34,9 +34,10 @@ def test_any_name_of_one_line_works_and_reaches_no_path(root, name):
         assert store.agents() == []
 
 
-@pytest.mark.parametrize("name", ["", "x" * 129, "a\nb", "a\0b", "\t", "\x7f", "\ud800", "a\u2028b", "\r", None, 5])
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\nb", "a\0b", "\t", "\x7f", "\ud800", "a\u2028b", "\r", None, 5,
+                                  " ", "\u00a0\u3000", "\u200b"])  # fmt: skip
 def test_other_names_are_refused(store, name):
-    """Empty, too long, more than a line, control characters, half characters: refused before anything is made."""
+    """Empty, invisible, too long, more than a line, control or half characters: refused before anything is made."""
     with pytest.raises(InputError):
         store.open(name, SPACE)
     assert store.agents() == []
@@ -48,6 +49,26 @@ def test_the_same_name_in_two_spaces(store):
     say(first, None, IDS)
     assert second.find(REALM, IDS).n_tokens == 0
     assert [entry.space for entry in store.agents("one.ipynb")] == ["one.ipynb"]
+
+
+@pytest.mark.parametrize(("typed", "other"), [("é", "e\u0301"), ("Å", "\u212b"), ("한", "\u1112\u1161\u11ab")])
+def test_names_that_look_the_same_are_the_same(root, typed, other):
+    """A keyboard and a file system may give an accent as a character of its own: that is no other agent, nor space."""
+    assert typed != other
+    with Store(root) as store:
+        agent = store.open(other, f"{other}.ipynb")
+        say(agent, None, IDS)
+        assert (typed, f"{typed}.ipynb") == (agent.name, agent.space)
+        assert agent is store.opened(store.agents(f"{other}.ipynb")[0].key)
+        agent.close()
+    with Store(root) as store:
+        agent = store.open(typed, f"{typed}.ipynb", create=False)
+        assert check(agent, IDS) == 900
+        with pytest.raises(InputError, match="already"):
+            agent.fork(other, f"{other}.ipynb")
+        assert store.has(other, f"{other}.ipynb")
+        store.delete(other, f"{typed}.ipynb")
+        assert store.agents() == []
 
 
 def test_an_unknown_agent_comes_with_a_hint(store):

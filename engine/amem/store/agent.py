@@ -88,8 +88,7 @@ class AgentStore:
     def head(self) -> int | None:
         """The turn at which the agent stands; None: before its first."""
         with self._reading():
-            head = self._database.get_state("head")
-        return int(head) if head else None
+            return self._database.head
 
     def set_head(self, turn: int | None) -> None:
         """Move the head, durably. Raises UnknownTurn."""

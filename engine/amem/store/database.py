@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from amem.errors import InputError, UnknownTurn
 from amem.store import hashes, schema
 from amem.store.fileformat import tokens_from_bytes, tokens_to_bytes
+from amem.store.hashes import row_sum
 from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, NewTurn, Realization, Realm, Tokens, TurnRecord
 from amem.store.tree import Tree
 
 DATABASE = "agent.sqlite3"
 _CHECKPOINT_BYTES = 1 << 20
 _HISTORIES = 4
+_DANGLING = "PRAGMA foreign_key_check"
 _TURN = "id, parent, prompt, reply, system, settings, finish_reason, cell_id, execution, created"
 
 
@@ -101,19 +101,21 @@ class Database:
         """What is damaged, in plain sentences; empty for a sound database."""
         try:
             found = [row[0] for row in self._connection.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
+            found += [f"a row of {table} names none in {of}" for table, _, of, _ in self._connection.execute(_DANGLING)]
             if found:
                 return [f"the database is damaged ({found[0]})"]
-            self.tree.records()
+            if bad := self.tree.changed():
+                return [f"{name} does not match its checksum in the database" for name in bad]
             for table in ("state", "meta"):
                 for *row, total in self._connection.execute(f"SELECT key, value, sum FROM {table}"):
-                    if total != _sum(tuple(row)):
+                    if total != row_sum(row):
                         return [f"a value of the agent ({row[0]}) does not match its checksum in the database"]
-            bad = [str(row[0]) for row in self._rows() if row[-1] != _sum(row[:-1])]
+            bad = [str(row[0]) for row in self._rows() if row[-1] != row_sum(row[:-1])]
             query = (
                 "SELECT turn, fingerprint, codec, token_ids, n_tokens, sum FROM realizations"
                 " LEFT JOIN realms ON realm = realms.id"
             )
-            bad += [str(row[0]) for row in self._connection.execute(query) if row[-1] != _sum(row[:-1])]
+            bad += [str(row[0]) for row in self._connection.execute(query) if row[-1] != row_sum(row[:-1])]
             return [f"turn {turn} does not match its checksum in the database" for turn in sorted(set(bad))]
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return [f"the database is damaged ({error})"]
@@ -128,9 +130,15 @@ class Database:
         row = self._connection.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
+    @property
+    def head(self) -> int | None:
+        """The turn at which the agent stands; None: before its first."""
+        head = self.get_state("head")
+        return int(head) if head else None
+
     def set_state(self, key: str, value: str | None) -> None:
         """Set a value of the agent's own state."""
-        self._connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (key, value, _sum((key, value))))
+        self._connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (key, value, row_sum((key, value))))
 
     def meta(self) -> dict[str, str]:
         """The small texts about the agent."""
@@ -141,7 +149,9 @@ class Database:
         if value is None:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, _sum((key, value))))
+            self._connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, row_sum((key, value)))
+            )
 
     # -- realms
 
@@ -221,7 +231,7 @@ class Database:
             number, turn.parent, turn.prompt, turn.reply, turn.system, settings, turn.finish_reason, turn.cell_id,
             turn.execution, created,
         )  # fmt: skip
-        self._connection.execute(f"INSERT INTO turns ({_TURN}, sum) VALUES ({'?,' * 10}?)", (*values, _sum(values)))
+        self._connection.execute(f"INSERT INTO turns ({_TURN}, sum) VALUES ({'?,' * 10}?)", (*values, row_sum(values)))
         return _turn(values)
 
     # -- realizations
@@ -244,7 +254,7 @@ class Database:
     def add_realization(self, value: Realization) -> None:
         """Insert, or replace one of the same tokens."""
         data = tokens_to_bytes(value.token_ids)
-        total = _sum((value.turn, value.realm.fingerprint, value.realm.codec, data, value.n_tokens))
+        total = row_sum((value.turn, value.realm.fingerprint, value.realm.codec, data, value.n_tokens))
         query = (
             "INSERT OR REPLACE INTO realizations VALUES (?, ?, ?, ?, (SELECT seq FROM blocks WHERE id = ?),"
             " (SELECT seq FROM blocks WHERE id = ?), (SELECT seq FROM snapshots WHERE id = ?), ?)"
@@ -344,12 +354,3 @@ def _turn(row: tuple[Any, ...]) -> TurnRecord:
     return TurnRecord(
         number, parent, prompt, reply, system, json.loads(settings), finish_reason, cell_id, execution, created
     )
-
-
-def _sum(values: tuple[Any, ...]) -> str:
-    """Of a row's values, each with its type and length."""
-    digest = xxhash.xxh3_64()
-    for value in values:
-        data = value if isinstance(value, bytes) else repr(value).encode(errors="surrogatepass")
-        digest.update(f"{type(value).__name__}{len(data)}:".encode() + data)
-    return digest.hexdigest()

@@ -60,8 +60,7 @@ def all_rows(database: Database, label: Label, turns: Iterable[int] | None = Non
             assert value is not None
             rows.append(realization_row(value))
     if turns is None:
-        head = database.get_state("head")
-        rows.append(head_row(int(head) if head else None))
+        rows.append(head_row(database.head))
     else:
         rows.append(head_row(chosen[-1] if chosen else None))
     return rows
@@ -69,33 +68,37 @@ def all_rows(database: Database, label: Label, turns: Iterable[int] | None = Non
 
 def build(folder: Path, rows: Iterable[Row], records: Iterable[Record], transcript_nbytes: int) -> list[str]:
     """Make an agent's database of rows and of what its payload files say; returns what was lost, in plain sentences."""
-    problems: list[str] = []
     database = Database(folder / DATABASE)
     try:
-        with database.transaction():
-            turns, realizations, head = _add_texts(database, rows, problems)
-            snapshots = _add_blocks(database, records)
-            lengths: dict[tuple[int | None, Realm], int] = {}
-            for value in realizations:
-                if _follows(value, turns[value.turn], lengths):
-                    lengths[value.turn, value.realm] = value.n_tokens
-                    _add_realization(database, value, snapshots)
-                else:
-                    problems.append(f"turn {value.turn} lost the tokens before it; its text is kept")
-            database.set_state("head", None if head is None or head not in turns else str(head))
-            database.set_state("transcript_nbytes", str(transcript_nbytes))
+        problems = add(database, rows, records, transcript_nbytes)
         database.checkpoint(force=True)
     finally:
         database.close()
     return problems
 
 
+def add(database: Database, rows: Iterable[Row], records: Iterable[Record], transcript_nbytes: int) -> list[str]:
+    """Add rows, and what payload files say that the database does not know; returns what was lost. One transaction."""
+    problems: list[str] = []
+    with database.transaction():
+        turns, realizations, head = _add_texts(database, rows, problems)
+        snapshots = _add_blocks(database, records)
+        for value in realizations:
+            if _follows(database, value, turns[value.turn]):
+                _add_realization(database, value, snapshots)
+            else:
+                problems.append(f"turn {value.turn} lost the tokens before it; its text is kept")
+        database.set_state("head", None if head is None or head not in turns else str(head))
+        database.set_state("transcript_nbytes", str(transcript_nbytes))
+    return problems
+
+
 def _add_texts(
     database: Database, rows: Iterable[Row], problems: list[str]
 ) -> tuple[dict[int, int | None], list[Realization], int | None]:
-    turns: dict[int, int | None] = {}  # with their parents
+    turns = {number: turn.parent for number, turn in database.turns().items()}
     realizations: dict[tuple[int, Realm], Realization] = {}
-    head: int | None = None
+    head = database.head
     for row in rows:
         kind = row["kind"]
         if kind == "meta":
@@ -143,10 +146,11 @@ def _add_blocks(database: Database, records: Iterable[Record]) -> dict[str, Snap
     return snapshots
 
 
-def _follows(value: Realization, parent: int | None, lengths: dict[tuple[int | None, Realm], int]) -> bool:
+def _follows(database: Database, value: Realization, parent: int | None) -> bool:
     """Whether a realization holds the whole history, or goes on where its parent's ends."""
     own = len(value.token_ids)
-    return value.n_tokens in (own, own + lengths.get((parent, value.realm), 0))
+    before = database.realization(parent, value.realm) if parent is not None else None
+    return value.n_tokens in (own, own + (before.n_tokens if before is not None else 0))
 
 
 def _add_realization(database: Database, value: Realization, snapshots: dict[str, SnapshotRecord]) -> None:

@@ -1,6 +1,12 @@
-"""Hashes of whole histories: one for each group boundary, each made of the one before it and the group's ids."""
+"""Hashes of whole histories: one for each group boundary, each made of the one before it and the group's ids.
+
+And of the rows of a database, whose values change when a file rots without SQLite's notice.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import xxhash
 
@@ -28,3 +34,12 @@ def chain(before: bytes, token_ids: Tokens) -> list[bytes]:
 def open_group(token_ids: Tokens) -> bytes:
     """The hash of an open group's ids."""
     return xxhash.xxh3_64_digest(tokens_to_bytes(token_ids))
+
+
+def row_sum(values: Iterable[Any]) -> str:
+    """Of a row's values, each with its type and length."""
+    digest = xxhash.xxh3_64()
+    for value in values:
+        data = value if isinstance(value, bytes) else repr(value).encode(errors="surrogatepass")
+        digest.update(f"{type(value).__name__}{len(data)}:".encode() + data)
+    return digest.hexdigest()

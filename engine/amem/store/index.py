@@ -1,8 +1,11 @@
 """The index across agents: which folder is whose, when it was last used, and its size. No text; rebuilt if lost."""
 
+# ruff: noqa: S608 - what is put into queries are the column lists of this file
+
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import sqlite3
@@ -11,13 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from amem.errors import InputError
 from amem.store import files, names, schema, transcript
+from amem.store.hashes import row_sum
 from amem.store.names import Label
 
 INDEX = "index.sqlite3"
 AGENTS = "agents"
+_COLUMNS = "key, digest, used, last_used, nbytes, n_turns"
 _FADE, _FORGOTTEN = 0.8, 0.01  # of a transition's weight, each time that its first agent is followed by any
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -36,6 +42,10 @@ class IndexRow:
     last_used: float
     nbytes: int
     n_turns: int
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return (*dataclasses.astuple(self), row_sum(dataclasses.astuple(self)))
 
 
 class Index:
@@ -107,7 +117,9 @@ class Index:
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if found != "ok":
                 raise schema.damaged(found)
-            connection.execute("SELECT key, digest, used, last_used, nbytes, n_turns FROM agents").fetchall()
+            for *row, total in connection.execute(f"SELECT {_COLUMNS}, sum FROM agents"):
+                if total != row_sum(row):
+                    raise schema.damaged("a row does not match its checksum")
             connection.execute("SELECT space, before, after, weight FROM transitions").fetchall()
         except BaseException:
             connection.close()
@@ -166,8 +178,7 @@ class Index:
     def rows(self) -> list[IndexRow]:
         """The least recently used first."""
         with self.using() as connection:
-            query = "SELECT key, digest, used, last_used, nbytes, n_turns FROM agents ORDER BY used"
-            return [IndexRow(*row) for row in connection.execute(query)]
+            return [IndexRow(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM agents ORDER BY used")]
 
     def add(self, key: str, label: Label, nbytes: int, n_turns: int, place: Callable[[], None]) -> None:
         """Add an agent; ``place`` puts its folder there. Raises NameTakenError."""
@@ -181,16 +192,13 @@ class Index:
     def touch(self, key: str, nbytes: int, n_turns: int) -> None:
         """Note a use of an agent."""
         with self.using() as connection:
-            query = (
-                "UPDATE agents SET used = (SELECT coalesce(max(used), 0) + 1 FROM agents), last_used = ?, nbytes = ?,"
-                " n_turns = ? WHERE key = ?"
-            )
-            connection.execute(query, (time.time(), nbytes, n_turns, key))
+            used = _next_use(connection)
+            _change(connection, key, used=used, last_used=time.time(), nbytes=nbytes, n_turns=n_turns)
 
     def resize(self, key: str, nbytes: int) -> None:
         """Note an agent's new size, which is no use of it."""
         with self.using() as connection:
-            connection.execute("UPDATE agents SET nbytes = ? WHERE key = ?", (nbytes, key))
+            _change(connection, key, nbytes=nbytes)
 
     def record_transition(self, space_key: str, from_key: str, to_key: str) -> None:
         """Note that an agent was asked after another one in a space. One that was deleted, or the same, is ignored."""
@@ -219,7 +227,7 @@ class Index:
         """Give an agent another label. Raises NameTakenError."""
         with self.using() as connection:
             try:
-                connection.execute("UPDATE agents SET digest = ? WHERE key = ?", (label.digest, key))
+                _change(connection, key, digest=label.digest)
             except sqlite3.IntegrityError as error:
                 raise NameTakenError(
                     f"there is an agent {label.name!r} in {label.space!r} already: rename, export or delete one of them"
@@ -243,8 +251,21 @@ def is_key(name: str) -> bool:
 def _insert(
     connection: sqlite3.Connection, key: str, label: Label, nbytes: int, n_turns: int, last_used: float
 ) -> None:
-    query = "INSERT INTO agents VALUES (?, ?, (SELECT coalesce(max(used), 0) + 1 FROM agents), ?, ?, ?)"
-    connection.execute(query, (key, label.digest, last_used, nbytes, n_turns))
+    row = IndexRow(key, label.digest, _next_use(connection), last_used, nbytes, n_turns)
+    connection.execute("INSERT INTO agents VALUES (?, ?, ?, ?, ?, ?, ?)", row.values)
+
+
+def _next_use(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT coalesce(max(used), 0) + 1 FROM agents").fetchone()[0])
+
+
+def _change(connection: sqlite3.Connection, key: str, **values: Any) -> None:
+    """Change some values of an agent's row, if there is one."""
+    found = connection.execute(f"SELECT {_COLUMNS} FROM agents WHERE key = ?", (key,)).fetchone()
+    if found is not None:
+        row = dataclasses.replace(IndexRow(*found), **values)
+        query = f"UPDATE agents SET ({_COLUMNS}, sum) = (?, ?, ?, ?, ?, ?, ?) WHERE key = ?"
+        connection.execute(query, (*row.values, key))
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:

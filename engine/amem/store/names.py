@@ -45,8 +45,16 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def canonical(text: str) -> str:
+    """One form for texts that look the same: an é may be typed as one character, or as an e and an accent (NFC)."""
+    return unicodedata.normalize("NFC", text)
+
+
 def label(name: str, space: str) -> Label:
-    """A checked name in a space. Raises InputError: names have 1 to 128 characters, one line, no control codes."""
+    """A checked name in a space, in its canonical form.
+
+    Raises InputError: names have 1 to 128 characters, some of them visible, on one line, and no control codes.
+    """
     if not isinstance(name, str) or not name:
         raise InputError("an agent needs a name of 1 to 128 characters")
     if len(name) > MAX_NAME:
@@ -57,7 +65,9 @@ def label(name: str, space: str) -> Label:
         for character in text:
             if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
                 raise InputError(f"{what} cannot contain {character!r}; use one line without control characters")
-    return Label(name, space)
+    if all(unicodedata.category(character) in ("Zs", "Cf") for character in name):
+        raise InputError(f"an agent's name needs a character that can be seen; {name!r} has none")
+    return Label(canonical(name), canonical(space))
 
 
 def write_label(folder: Path, which: Label) -> int:
@@ -77,7 +87,7 @@ def read_label(folder: Path) -> Label | None:
         said = json.loads((folder / LABEL).read_bytes())
         if said.pop("xxh3") != _sum(said):
             return None
-        version, found = int(said["format"]), label(said["name"], said["space"])
+        version, found = int(said["format"]), Label(canonical(said["name"]), canonical(said["space"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     check_format(version, folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 from amem.sizes import count
@@ -13,6 +15,7 @@ from amem.store.fileformat import Record, read_record
 from amem.store.ledger import Ledger
 from amem.store.names import Label
 from amem.store.payload import DamagedError
+from amem.store.records import BlockRecord
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -33,6 +36,7 @@ def open_database(folder: Path, label: Label, ledger: Ledger, *, thorough: bool 
         ledger.reports.extend(f"agent {label.name!r}: {problem}" for problem in lost)
         database = Database(folder / DATABASE)
     try:
+        _take_over(folder, label, database, ledger)
         mend_transcript(folder, label, database, ledger, check=salvaged)
         _match_files(folder, label, database, ledger)
     except BaseException:
@@ -93,6 +97,41 @@ def salvage(folder: Path) -> list[str]:
     else:
         length = sum(len(transcript.line(row).encode()) for row in rows)
     return lost + facts.build(folder, facts.known_rows(rows), records, length)
+
+
+def _take_over(folder: Path, label: Label, database: Database, ledger: Ledger) -> None:
+    """Add what the transcript tells beyond the commits that the database knows.
+
+    A kill may have come between the two. Or the database's log is damaged, of which SQLite takes what it can read and
+    says nothing: what was committed last, and the turns before it, would be lost without a word.
+    """
+    rows, length = transcript.beyond(folder, int(database.get_state("transcript_nbytes") or 0))
+    if not rows:
+        return
+    rows = facts.known_rows(rows)
+    problems = facts.add(database, rows, _unknown_files(folder, database, rows), length)
+    ledger.reports.extend(f"agent {label.name!r}: {problem}" for problem in problems)
+    n_turns = sum(row["kind"] == "turn" for row in rows)
+    if n_turns > 1:  # a kill loses one at most
+        ledger.reports.append(
+            f"agent {label.name!r}: its database's log was damaged or is missing; its last {n_turns} turns were taken"
+            " over from its transcript"
+        )
+
+
+def _unknown_files(folder: Path, database: Database, rows: Iterable[transcript.Row]) -> list[Record]:
+    """What the files say that rows name, and their blocks' ancestors; but for those that the database knows."""
+    block_files, known = BlockFiles(folder, Ledger(folder, None)), database.tree.names()
+    links = [row[key] for row in rows if row["kind"] == "realization" for key in ("last_block", "tail", "snapshot")]
+    found: dict[str, Record] = {}
+    while links:
+        name = links.pop()
+        if name is None or name in known or name in found:
+            continue
+        with contextlib.suppress(DamagedError, OSError):
+            record = found[name] = read_record(block_files.path(name))
+            links.append(record.parent if isinstance(record, BlockRecord) else None)
+    return list(found.values())
 
 
 def mend_transcript(folder: Path, label: Label, database: Database, ledger: Ledger, *, check: bool = False) -> None:

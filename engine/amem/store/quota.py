@@ -47,12 +47,11 @@ def _free(store: Store, excess: int) -> int:
 def candidates(database: Database, in_use: Collection[str]) -> tuple[list[SnapshotRecord], list[BlockRecord]]:
     """What may go, the least useful first: off the head's path before on it, old snapshots before new, leaves first."""
     tree = database.tree
-    head = database.get_state("head")
+    head = database.head
     on_path: set[str] = set()
     for realm in database.realms():
-        turn = int(head) if head else None
-        value = database.realization(turn, realm) if turn is not None else None
-        path = database.preferred_blocks(turn, realm)
+        value = database.realization(head, realm) if head is not None else None
+        path = database.preferred_blocks(head, realm)
         on_path |= {block.id for block in tree.path(path[-1] if path else None)}
         on_path |= {value.snapshot} if value is not None and value.snapshot else set()
     snapshots = [record for record in tree.snapshots() if record.id not in in_use]

@@ -43,7 +43,8 @@ CREATE TABLE blocks (
     token_ids BLOB NOT NULL,  -- little-endian int32
     chain BLOB NOT NULL,  -- hash of the whole history at its end
     checksum TEXT NOT NULL,
-    nbytes INTEGER NOT NULL
+    nbytes INTEGER NOT NULL,
+    sum TEXT NOT NULL  -- of all of the row, with the realm's fingerprint and codec
 );
 CREATE INDEX blocks_parent ON blocks (parent);
 -- One row for each group boundary inside or at the end of a block: the whole history up to there, as a hash.
@@ -65,7 +66,8 @@ CREATE TABLE snapshots (
     block INTEGER REFERENCES blocks (seq) ON DELETE CASCADE,  -- its history ends with this block; then the open group
     chain BLOB NOT NULL,  -- hash of the history without the open group
     open_hash BLOB NOT NULL,
-    open_ids BLOB NOT NULL
+    open_ids BLOB NOT NULL,
+    sum TEXT NOT NULL  -- as that of a block
 );
 CREATE INDEX snapshots_history ON snapshots (realm, chain, open_hash);
 CREATE INDEX snapshots_block ON snapshots (block);
@@ -89,7 +91,8 @@ CREATE TABLE agents (
     used INTEGER NOT NULL,  -- counts up with each use: clocks can be set back
     last_used REAL NOT NULL,
     nbytes INTEGER NOT NULL,
-    n_turns INTEGER NOT NULL
+    n_turns INTEGER NOT NULL,
+    sum TEXT NOT NULL  -- of all of the row
 ) WITHOUT ROWID;
 -- Which agent was asked after which, with a weight that fades: it says what to expect next.
 CREATE TABLE transitions (

@@ -74,7 +74,7 @@ class Store:
 
     def agents(self, space: str | None = None) -> list[AgentEntry]:
         """All agents, or those of a space, the most recently used first. Needs no agent's lock."""
-        entries = []
+        entries, space = [], space if space is None else names.canonical(space)
         for row in reversed(self._index.rows()):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 label = self.label(row.key)

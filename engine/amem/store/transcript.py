@@ -1,8 +1,9 @@
 """An append-only text copy of all that was said to and by an agent: one checked JSON line per fact.
 
 It is written before the database commits, so that no saved transcript is lost with a damaged database, and it can be
-read with a text editor. The database says how much of the file counts: a line beyond that is of a turn that was never
-committed, and is cut off when the agent is opened.
+read with a text editor. The database says how much of the file it knows. What lies beyond is of a commit that was
+interrupted, or that the database lost with its log: when the agent is opened, what is whole of it is taken over, and
+the rest is cut off.
 """
 
 from __future__ import annotations
@@ -78,12 +79,36 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], int]:
         return rows, 0
     lines = data.split(b"\n")
     for raw in lines if lines[-1] else lines[:-1]:
-        try:
-            said = json.loads(raw)
-            row = said["row"]
-            if line(row) != raw.decode() + "\n":
-                raise ValueError("checksum")
-            rows.append(row)
-        except (ValueError, KeyError, TypeError):
+        row = _row(raw)
+        if row is None:
             bad += 1
+        else:
+            rows.append(row)
     return rows, bad
+
+
+def beyond(folder: Path, length: int) -> tuple[list[dict[str, Any]], int]:
+    """The rows of whole commits after the first ``length`` bytes, and the file's length with them and no more."""
+    rows: list[dict[str, Any]] = []
+    ends = [length]
+    with contextlib.suppress(FileNotFoundError), (folder / TRANSCRIPT).open("rb") as file:
+        file.seek(length)
+        for raw in file:
+            row = _row(raw[:-1]) if raw.endswith(b"\n") else None
+            if row is None:
+                break
+            rows.append(row)
+            ends.append(ends[-1] + len(raw))
+    while rows and rows[-1].get("kind") == "turn":  # its tokens were to follow it
+        rows.pop()
+        ends.pop()
+    return rows, ends[-1]
+
+
+def _row(raw: bytes) -> dict[str, Any] | None:
+    """The row of a line without its end; None if it is not what was written."""
+    try:
+        row: dict[str, Any] = json.loads(raw)["row"]
+        return row if line(row).encode() == raw + b"\n" else None
+    except (ValueError, KeyError, TypeError):
+        return None

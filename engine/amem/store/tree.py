@@ -17,7 +17,9 @@ from amem.store.records import BLOCK_TOKENS, GROUP_TOKENS, BlockRecord, Found, R
 
 _BLOCK = "b.id, p.id, b.realm, b.start, b.token_ids, b.checksum, b.nbytes"
 _BLOCKS = "blocks b LEFT JOIN blocks p ON p.seq = b.parent"
+_BLOCK_ROW = "id, parent, realm, start, token_ids, chain, checksum, nbytes"
 _SNAPSHOT = "id, realm, position, n_open, checksum, nbytes"
+_SNAPSHOT_ROW = f"{_SNAPSHOT}, block, chain, open_hash, open_ids"
 
 
 class Tree:
@@ -124,11 +126,8 @@ class Tree:
         chain = hashes.chain(before, record.token_ids)
         data = tokens_to_bytes(record.token_ids)
         values = (record.id, parent, realm, record.start, data, chain[-1], record.checksum, record.nbytes)
-        query = (
-            "INSERT INTO blocks (id, parent, realm, start, token_ids, chain, checksum, nbytes)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        )
-        seq = self._connection.execute(query, values).lastrowid
+        query = f"INSERT INTO blocks ({_BLOCK_ROW}, sum) VALUES ({'?,' * 8}?)"
+        seq = self._connection.execute(query, (*values, _sum(record.realm, values))).lastrowid
         self._connection.executemany("INSERT INTO prefixes VALUES (?, ?, ?)", [(realm, link, seq) for link in chain])
 
     def add_snapshot(self, record: SnapshotRecord, realm: int, block: str | None, open_ids: Tokens) -> None:
@@ -146,8 +145,8 @@ class Tree:
             record.id, realm, record.position, record.n_open, record.checksum, record.nbytes, seq, chain,
             hashes.open_group(open_ids), tokens_to_bytes(open_ids),
         )  # fmt: skip
-        query = f"INSERT INTO snapshots ({_SNAPSHOT}, block, chain, open_hash, open_ids) VALUES ({'?,' * 9}?)"
-        self._connection.execute(query, values)
+        query = f"INSERT INTO snapshots ({_SNAPSHOT_ROW}, sum) VALUES ({'?,' * 10}?)"
+        self._connection.execute(query, (*values, _sum(record.realm, values)))
 
     def remove(self, names: Collection[str]) -> set[str]:
         """Forget blocks and snapshots and all that depends on them; returns the ids of all that was forgotten."""
@@ -171,6 +170,19 @@ class Tree:
         query = "SELECT chain, start + length(token_ids) / 4 FROM blocks WHERE id = ?"
         row = self._connection.execute(query, (name,)).fetchone()
         return (row[0], row[1]) if row else None
+
+    def changed(self) -> list[str]:
+        """Blocks and snapshots whose values are not those that were written, in plain sentences."""
+        bad = []
+        for table, columns in (("blocks", _BLOCK_ROW), ("snapshots", _SNAPSHOT_ROW)):
+            query = (
+                f"SELECT r.fingerprint, r.codec, {', '.join('t.' + name for name in columns.split(', '))}, t.sum"
+                f" FROM {table} t LEFT JOIN realms r ON r.id = t.realm"
+            )
+            for fingerprint, codec, *values, total in self._connection.execute(query):
+                if total != _sum(Realm(fingerprint, codec), values):
+                    bad.append(f"{table[:-1]} {values[0]}")
+        return bad
 
     def broken_blocks(self) -> list[str]:
         """Blocks whose parent, position, hash or prefix rows contradict their tokens."""
@@ -269,6 +281,10 @@ class Tree:
                 if _matches(blocks, token_ids[:n_tokens]) and _length(blocks) == n_tokens:
                     return Found(tuple(blocks), n_tokens, self._snapshot(row[:6]))
         return None
+
+
+def _sum(realm: Realm, values: Sequence[Any]) -> str:
+    return hashes.row_sum((realm.fingerprint, realm.codec, *values))
 
 
 def _length(blocks: list[BlockRecord]) -> int:
