@@ -173,6 +173,7 @@ class TurnWork:
             sequence.reserve(len(request.prompt_ids) + request.max_tokens, self._parts.prefill_chunk)
             self._found = self._restore.found
             self._notes += self._restore.notes
+            self._restore = None  # it knows this turn: nothing of a circle is freed before Python looks for circles
             request.n_reused = self._found.n_tokens
             self._match = self._classify(request.n_reused)
         assert request.sequence is not None

@@ -19,17 +19,17 @@ class LayerCache:
 
     It follows the protocol that models really use: ``offset``, ``make_mask``, ``update_and_fetch``; the model's call of
     ``scaled_dot_product_attention`` then comes to `attend`, which needs neither the K and V nor the mask it is given.
+    It knows nothing that leads back to it, so that the K and V that it has seen are free as soon as the step is over.
     """
 
-    def __init__(self, batch: BatchQuantizedKVCache, slot: int) -> None:
-        self._batch = batch
+    def __init__(
+        self, sequences: Sequence[SequenceState], slot: int, offset: int | mx.array, attention: Attend
+    ) -> None:
+        self.offset = offset  #: tokens before this step: an int, or ``[B]`` for a batch of several
+        self._sequences = sequences
         self._slot = slot
+        self._attention = attention
         self._views: list[LayerView] = []
-
-    @property
-    def offset(self) -> int | mx.array:
-        """Tokens before this step: an int, or ``[B]`` for a batch of several."""
-        return self._batch.offset
 
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: `attend` makes its own."""
@@ -37,7 +37,7 @@ class LayerCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append a step's K and V ``[B, H, L, D]``, row by row."""
         self._views = [
-            sequence.append(self._slot, keys[row], values[row]) for row, sequence in enumerate(self._batch.sequences)
+            sequence.append(self._slot, keys[row], values[row]) for row, sequence in enumerate(self._sequences)
         ]
         return keys, values
 
@@ -45,10 +45,10 @@ class LayerCache:
         """Attention of ``queries [B, Hq, L, D]``, each row over its own sequence."""
         del mask  # the model's own: positions decide here
         rows = [
-            self._batch.attention(
+            self._attention(
                 queries[row], view, start=sequence.n_tokens, scale=scale, codec=sequence.layout.codec, sinks=sinks
             )
-            for row, (view, sequence) in enumerate(zip(self._views, self._batch.sequences, strict=True))
+            for row, (view, sequence) in enumerate(zip(self._views, self._sequences, strict=True))
         ]
         return mx.stack(rows)
 
@@ -66,7 +66,7 @@ class BatchQuantizedKVCache:
         template: Callable[[], list[Any]],
         attention: Attend = reference.attend,
     ) -> None:
-        self.attention = attention
+        self._attention = attention
         self.sequences = list(sequences)
         self.offset: int | mx.array = (
             self.sequences[0].n_tokens
@@ -83,7 +83,7 @@ class BatchQuantizedKVCache:
         slot = self._slot
         self._slot += 1
         if not isinstance(cache, ArraysCache):
-            return LayerCache(self, slot)
+            return LayerCache(self.sequences, slot, self.offset, self._attention)
         rows = []
         for sequence in self.sequences:
             row = ArraysCache(len(cache.cache))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import json
 import math
@@ -51,7 +52,12 @@ def _prefer_huge_pages(view: npt.NDArray[Any]) -> None:
         return
     start = -(-view.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     nbytes = (view.ctypes.data + view.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
+    _system().madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _system() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 class _NoFile(io.RawIOBase):

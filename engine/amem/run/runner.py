@@ -78,15 +78,14 @@ class Runner:
                 pause()  # an attention that evaluates its arrays has computed all layers up to here
                 return out
 
-            cache.attention = attend
+            cache = BatchQuantizedKVCache([sequence], self._template, attend)
             with gated(self._gate):
                 self._model(mx.array([list(token_ids)]), cache=cache.layers)
             for array in cache.end(len(token_ids)):
                 mx.eval(array)
                 pause()
 
-        cache = BatchQuantizedKVCache([sequence], self._template)
-        cache.begin(len(token_ids))
+        sequence.begin_step(len(token_ids))
         return PrefillChunk(compute)
 
     def score(self, sequence: SequenceState, token_ids: Sequence[int]) -> mx.array:

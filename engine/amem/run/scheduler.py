@@ -318,6 +318,7 @@ class Scheduler:
     def _commit(self, request: Request) -> None:
         reply = request.work.commit(request)
         self._forget(request)
+        request.sequence = request.checkpoint = None  # whoever keeps the request keeps no state in memory
         request.events.put(Event(reply=reply))
 
     def _run_later(self) -> None:
@@ -346,6 +347,7 @@ class Scheduler:
         try:
             request.work.abort(request)
         finally:
+            request.sequence = request.checkpoint = None
             request.events.put(error)  # whatever fails: somebody waits for this
 
     def _forget(self, request: Request) -> None:
