@@ -70,7 +70,7 @@ def test_a_fault_that_only_a_batch_shows_is_seen(monkeypatch):
     monkeypatch.setattr(
         LayerCache,
         "offset",
-        property(lambda self: self._batch.offset if isinstance(self._batch.offset, int) else self._batch.offset[0]),
+        property(lambda self: self._offset if isinstance(self._offset, int) else self._offset[0]),
     )
     model = ARCHITECTURES["llama"]()
     refuse(model, probe(model), "logits differ on amem's caches in a batch")

@@ -25,11 +25,16 @@ class LayerCache:
     def __init__(
         self, sequences: Sequence[SequenceState], slot: int, offset: int | mx.array, attention: Attend
     ) -> None:
-        self.offset = offset  #: tokens before this step: an int, or ``[B]`` for a batch of several
+        self._offset = offset
         self._sequences = sequences
         self._slot = slot
         self._attention = attention
         self._views: list[LayerView] = []
+
+    @property
+    def offset(self) -> int | mx.array:
+        """Tokens before this step: an int, or ``[B]`` for a batch of several."""
+        return self._offset
 
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: `attend` makes its own."""
