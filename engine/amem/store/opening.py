@@ -105,10 +105,10 @@ def _take_over(folder: Path, label: Label, database: Database, ledger: Ledger) -
     A kill may have come between the two. Or the database's log is damaged, of which SQLite takes what it can read and
     says nothing: what was committed last, and the turns before it, would be lost without a word.
     """
-    rows, length = transcript.beyond(folder, int(database.get_state("transcript_nbytes") or 0))
-    if not rows:
+    told, length = transcript.beyond(folder, int(database.get_state("transcript_nbytes") or 0))
+    if not told:
         return
-    rows = facts.known_rows(rows)
+    rows = facts.known_rows(told)
     problems = facts.add(database, rows, _unknown_files(folder, database, rows), length)
     ledger.reports.extend(f"agent {label.name!r}: {problem}" for problem in problems)
     n_turns = sum(row["kind"] == "turn" for row in rows)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from amem.errors import AgentLocked, InputError, StoreError
+from amem.errors import AgentLocked, InputError, StoreError, StoreFull
 from amem.store import facts, files, names, quota, transcript
 from amem.store.agent import AgentStore
 from amem.store.blockfiles import SUFFIX
@@ -163,8 +163,15 @@ class Store:
             try:
                 nbytes = files.folder_bytes(folder)
                 n_shared = sum(path.stat().st_nlink > 1 for path in folder.glob("*" + SUFFIX))
-                self._index.remove(key, lambda: _move(folder, gone))
-                shutil.rmtree(gone)
+                try:
+                    self._index.remove(key, lambda: _move(folder, gone))
+                except StoreFull:  # the index cannot be written before the agent has made room
+                    if folder.exists():
+                        _move(folder, gone)
+                    shutil.rmtree(gone)
+                    self._index.remove(key, lambda: None)
+                else:
+                    shutil.rmtree(gone)
                 files.sync_folder(gone.parent)
             finally:
                 lock.release()
