@@ -1,5 +1,7 @@
 """An engine on a tiny random model: real parts, small sizes."""
 
+import signal
+
 import pytest
 
 from amem import Engine
@@ -24,6 +26,14 @@ def open_engine(tiny_model_path, tmp_path):
 @pytest.fixture
 def engine(open_engine):
     return open_engine()
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C works, even where the tests were started in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

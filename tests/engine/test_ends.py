@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from amem import Engine, InputError, MemoryBudgetError
+from tests.engine.interrupts import interrupt_main, main_queues, main_waits
 
 LONG = "a list of many words " * 30
 
@@ -64,22 +64,10 @@ def test_a_stream_that_was_never_started_is_cancelled_too(how, engine):
     assert ["Next."] == [turn.prompt for turn in agent.turns]
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C works, even where the tests were started in the background with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def interrupt_main(delay):
-    threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-
-
 def test_an_interrupted_batch_commits_nothing_afterwards(engine, interruptible):
     """All of its requests are cancelled, not only the one that was waited for."""
     engine.agent("c"), engine.agent("d")
-    interrupt_main(0.3)
+    interrupt_main(main_waits)
     with pytest.raises(KeyboardInterrupt):
         engine.ask_all({"c": "hi", "d": "hi"}, max_tokens=900)
     assert [0, 0] == [len(engine.agent(name).turns) for name in "cd"]
@@ -96,10 +84,12 @@ def test_a_batch_with_one_refused_message_asks_nobody(engine):
 def test_an_interrupt_while_a_request_is_queued_leaves_nothing(engine, interruptible):
     """Also when the engine is busy with something else just then."""
     agent = engine.agent("p")
-    engine._owner.submit(lambda: time.sleep(1.0))
-    interrupt_main(0.2)
+    go_on = threading.Event()
+    engine._owner.submit(lambda: go_on.wait(60))
+    interrupt_main(main_queues)
     with pytest.raises(KeyboardInterrupt):
         agent.ask("hi", max_tokens=3)
+    go_on.set()
     agent.ask("Next.", max_tokens=2)
     assert ["Next."] == [turn.prompt for turn in agent.turns]
 

@@ -1,29 +1,19 @@
 """Many requests on one engine: bounds, cancelling, errors, and the owner thread's death."""
 
-import signal
 import sys
 import threading
-import time
 
 import pytest
 
 from amem import Cancelled, EngineClosed, InputError, MemoryBudgetError, Residency
 from amem.kv.sequence import SequenceState
-from amem.run.events import Events
 from amem.run.request import Request
 from amem.run.runner import PrefillChunk, Runner
 from amem.run.sampler import Sampler
 from amem.run.scheduler import Scheduler
+from tests.engine.interrupts import interrupt_main, main_waits
 
 LONG = "a list of many words " * 40
-
-
-@pytest.fixture
-def interruptible():
-    """Ctrl-C works, even where the tests were started in the background with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -151,22 +141,6 @@ def test_a_reply_says_what_computing_again_would_have_cost(open_engine):
 
 
 # -- how requests end
-
-
-def interrupt_main(when):
-    """Ctrl-C, as soon as a condition holds."""
-
-    def run():
-        while not when():
-            time.sleep(0.01)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    threading.Thread(target=run, daemon=True).start()
-
-
-def main_waits():
-    """Whether the main thread waits for an event of a request."""
-    return sys._current_frames()[threading.main_thread().ident].f_code is Events.get.__code__
 
 
 def test_a_second_interrupt_returns_at_once(engine, interruptible):
