@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -11,7 +12,7 @@ import pytest
 
 from amem import Engine, cli, engine
 from amem.cli import main
-from amem.store import Store
+from amem.store import Store, verify
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,23 @@ def test_verify_does_not_praise_what_it_could_not_read(filled, capsys):
         assert "nothing could be read" in capsys.readouterr().out
         for agent in (first, *others):
             agent.close()
+
+
+def test_a_deletion_says_what_lives_on_in_forks(filled, tmp_path, capsys, no_model):
+    """The fork has the prefix as its own, and all of it can be read."""
+    root = tmp_path / "store"
+    shutil.copytree(filled, root)
+    with Store(root) as store, store.open("planner", "default") as agent:
+        with agent.fork("variant", "default") as fork:
+            n_files = len(list(fork.root.glob("*.safetensors")))
+            turns = fork.turns()
+        assert n_files > 0
+    assert 0 == main(["delete", "planner", "--yes", "--store", str(root)])
+    files = "1 block file lives" if n_files == 1 else f"{n_files} block files live"
+    assert f"{files} on in agents that share them" in capsys.readouterr().out
+    with Store(root) as store:
+        assert verify(store).problems == []
+        assert turns == store.open("variant", "default", create=False).turns()
 
 
 def test_an_agent_moves_as_one_file_and_is_deleted(filled, tmp_path, capsys, no_model):

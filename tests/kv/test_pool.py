@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from amem.errors import MemoryBudgetError
 from amem.kv.pool import Pool, PoolError
@@ -49,14 +49,16 @@ class PoolMachine(RuleBasedStateMachine):
             return handle
         handle.release()
         self.counts[handle] -= 1
-        if not self.counts[handle]:
-            del self.counts[handle]
-            assert not handle.tensors
-            with pytest.raises(PoolError):
-                handle.release()
-            with pytest.raises(PoolError):
-                handle.retain()
-        return handle
+        if self.counts[handle]:
+            assert handle.tensors
+            return handle
+        del self.counts[handle]
+        assert not handle.tensors
+        with pytest.raises(PoolError):
+            handle.release()
+        with pytest.raises(PoolError):
+            handle.retain()
+        return multiple()
 
     @invariant()
     def books_are_kept(self):
