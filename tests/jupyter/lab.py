@@ -181,7 +181,7 @@ class Lab:
     def theme(self, name):
         """Change the theme, and wait until it is there."""
         self.page.evaluate("(theme) => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
-        self.page.wait_for_selector(f"body[data-jp-theme-name='{name}']")
+        self.page.wait_for_selector(f"body[data-jp-theme-name='{name}']", state="attached")
 
     def colours(self, element):
         """An element's background and its text's colour upon that, each as red, green and blue from 0 to 255."""

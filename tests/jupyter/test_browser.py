@@ -333,7 +333,13 @@ launch, a list of 340 people who asked to be told, and eight weeks until the fir
 What people like most, when they see it, is that it is gone in winter. What they fear is that it looks cheap from the
 street, and that the landlord will not have it. Whoever has had one for a year buys a second one, or gives one away.
 
-How should we tell people about it?"""
+What we made and sold, week by week:
+"""
+BRIEF += "\n".join(
+    f"In week {week} we made {40 + week} kits, and sold {5 + week % 4} at the market and {3 + week % 5} to friends."
+    for week in range(1, 19)
+)
+BRIEF += "\n\nHow should we tell people about it?"
 
 
 def test_pictures_for_readme(open_notebook, bundled_model_path, tmp_path):
