@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.kv.codec import GROUP
-from amem.kv.memory import unfilled, view_of
+from amem.kv.memory import unfilled, views_of
 from amem.kv.run import BLOCK_GROUPS
 from amem.kv.sequence import StateLayout, first_block_seen
 
@@ -40,12 +40,13 @@ class RestoreBuffers:
             for name, (dims, dtype) in layout.codec.part_shapes(layout.shape(lane)).items()
         }
         arrays = unfilled({" ".join(map(str, key)): shape for key, shape in shapes.items()})
+        buffers = views_of(arrays)
         self.runs: list[list[Parts]] = [[{} for _ in self._run_sizes(lane)] for lane in range(len(self._groups))]
         self._views: list[list[dict[str, Buffer]]] = [[{} for _ in runs] for runs in self.runs]
         for lane, run, name in shapes:
-            array = arrays[f"{lane} {run} {name}"]
-            self.runs[lane][run][name] = array  # [layers, groups, ...]
-            self._views[lane][run][name] = view_of(array)
+            key = f"{lane} {run} {name}"
+            self.runs[lane][run][name] = arrays[key]  # [layers, groups, ...]
+            self._views[lane][run][name] = buffers[key]
         self._clear_what_no_block_fills()
         self.first = self._first_tokens(layout)  #: exact first tokens, ``<lane>.<k or v>.first``
 
