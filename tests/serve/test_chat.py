@@ -413,6 +413,17 @@ def test_each_of_several_texts_is_continued(shared):
     assert ([], together["usage"]["total_tokens"]) == (last["choices"], last["usage"]["total_tokens"])
 
 
+def test_several_texts_of_one_agent_are_a_turn_each(shared):
+    """One after the other; each begins anew."""
+    texts = ["one " + LONG, "two " + LONG]
+    body = {"prompt": texts, "max_tokens": 3, "agent": "two texts"}
+    for stream in (False, True):
+        assert 200 == shared.http.post("/v1/completions", json={**body, "stream": stream}).status_code
+    agent = shared.engine.agent("two texts")
+    assert texts == [turn.prompt for turn in agent.tree()]
+    agent.delete()
+
+
 def test_several_texts_take_several_places_in_the_queue(place):
     """All are refused where one is; none of them leaves anything."""
     place.open(limits={"requests": 2})
