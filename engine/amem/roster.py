@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from concurrent.futures import Future
 from functools import partial
 
@@ -98,16 +99,23 @@ class Roster:
             raise InputError(f"agent {name!r} cannot be replaced by its own fork: choose another name.")
         turn = session.tree.turn_of(at) if at is not None else session.store.head
         kept = shortened(session, turn, keep_last) if keep_last is not None else None
-        if taken:
-            self.delete(space, new_name)
-        stored = store.open(new_name, space) if kept is not None else session.store.fork(new_name, space, turn)
+        made_as = f"being made: {secrets.token_hex(8)}" if taken else new_name  # nothing is deleted before it is there
+        stored = store.open(made_as, space) if kept is not None else session.store.fork(made_as, space, turn)
+        made = None
         try:
             if kept is not None:
                 kept.write(stored)
-            self.sessions[place] = session.fork(stored, turn if kept is None else None)
+            made = session.fork(stored, turn if kept is None else None)
+            if taken:
+                self.delete(space, new_name)
         except BaseException:
+            if made is not None:
+                made.evict()
             stored.delete()
             raise
+        if taken:
+            stored.move(space, new_name)
+        self.sessions[place] = made
 
     def move(self, old_space: str, new_space: str) -> list[str]:
         """Move all agents of a space into another; gives their names. See `Engine.adopt`."""

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from amem import ContextOverflow, InputError, Match, Residency, UnknownTurn
+from amem import ContextOverflow, InputError, Match, Residency, StoreFull, UnknownTurn
+from amem.store import AgentStore
 
 LONG = "a list of many words " * 30
 CELLS = {"one": LONG, "two": "And then? " * 9, "three": LONG + "!", "four": "The end."}
@@ -119,6 +120,28 @@ def test_a_fork_replaces_an_agent_only_where_that_is_asked_for(planner):
     assert n_turns == len(planner.fork("variant", replace=True).turns) == len(planner.turns)
     metrics = planner.fork("variant", replace=True).ask("Go on.", max_tokens=3).metrics
     assert metrics.reused_tokens == planner.turns[-1].n_tokens
+
+
+@pytest.mark.parametrize("keep_last", [None, 1])
+def test_a_fork_that_cannot_be_made_replaces_nobody(engine, planner, monkeypatch, keep_last):
+    """The disk may be full: the agent that was to be replaced is as it was, and nothing is left of the fork."""
+    variant = planner.fork("variant")
+    variant.ask("Go on.", max_tokens=3)
+    turns, names, used = variant.turns, engine.agents(), engine.status().hot_bytes
+    with monkeypatch.context() as patch:
+
+        def full(*_args, **_options):
+            raise StoreFull("no space left")
+
+        patch.setattr(AgentStore, "fork_into" if keep_last is None else "commit", full)
+        with pytest.raises(StoreFull):
+            planner.fork("variant", keep_last=keep_last, replace=True)
+    assert turns == variant.turns
+    assert (names, used) == (engine.agents(), engine.status().hot_bytes)
+    planner.fork("variant", keep_last=keep_last, replace=True)
+    assert sorted(names) == sorted(engine.agents())
+    assert "Go on." not in [turn.prompt for turn in variant.turns]
+    assert [] == engine.verify().problems
 
 
 def test_after_moving_only_the_new_message_is_computed(engine, planner):

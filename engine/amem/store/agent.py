@@ -406,19 +406,19 @@ class AgentStore:
         """A new agent with the turns up to ``at`` (the head if None), open. Block files are linked, not copied."""
         return self._store.fork(self, name, space, at)
 
-    def move(self, space: str) -> None:
-        """Give the agent to another space. Raises InputError: there is an agent of its name already.
+    def move(self, space: str, name: str | None = None) -> None:
+        """Give the agent to another space, or another name. Raises InputError: there is an agent of that name already.
 
         The index comes first: after a kill in between the agent is still listed where it was, and can be moved again.
         """
-        label = names.label(self.name, space)
+        label = names.label(self.name if name is None else name, space)
         with self._lock, files.explained(f"move agent {self.name!r}", self.root):
             self._check_open()
             self._index.relabel(self.key, label)
             with self._saving("move the agent") as rows:
                 rows.append(facts.label_row(label))
             names.write_label(self.root, label)
-            self.space, self._label = space, label
+            self.name, self.space, self._label = label.name, label.space, label
 
     def delete(self) -> Deleted:
         """Close the agent and remove all of it."""
