@@ -73,11 +73,11 @@ def prepared(root: Path, length: int) -> Path:
     return folder
 
 
-def measured(root: Path, case: str, length: int, repeats: int) -> dict[str, Any]:
+def measured(root: Path, case: str, length: int, repeats: int, names: Sequence[str]) -> dict[str, Any]:
     """All samples of one case and length: each peer in turns, after a round that is not counted."""
     load_before = os.getloadavg()
     folder = prepared(root, length)
-    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in peers()}
+    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for repeat in range(repeats + 1):
         for name, found in samples.items():
             if repeat and found[0]["ttft_s"] > ONCE_S:
@@ -93,8 +93,8 @@ def measured(root: Path, case: str, length: int, repeats: int) -> dict[str, Any]
         "case": case,
         "length": length,
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "n_history": wanted["mlx-lm"][0],
-        "n_message": wanted["mlx-lm"][1],
+        "n_history": wanted[names[-1]][0],
+        "n_message": wanted[names[-1]][1],
         "load_average_before": load_before,
         "load_average_after": os.getloadavg(),
         "medians": {
@@ -145,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case, lengths in zip(CASES, (LENGTHS, AGAIN_LENGTHS, COLD_LENGTHS), strict=True):
         parser.add_argument(f"--{case}", type=int, nargs="*", default=list(lengths), help="lengths in tokens")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", nargs="+", choices=peers(), default=peers(), help="default: all that are installed")
     parser.add_argument("--folder", type=Path, help="where what is prepared is kept; default: it is not")
     parser.add_argument("--prepare-only", action="store_true")
     parser.add_argument("--result", type=Path, default=RESULT)
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if options.prepare_only:
                     prepared(root, length)
                     continue
-                row = measured(root, case, length, options.repeats)
+                row = measured(root, case, length, options.repeats, options.peers)
                 write(row, options.result)
                 for name, figures in row["medians"].items():
                     print(
