@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -114,22 +114,18 @@ def _load_folder(name: str, folder: Path, products: Future[ModuleType | None] | 
     import mlx.core as mx
     from mlx_lm.utils import load_model, load_tokenizer
 
-    with ThreadPoolExecutor(1, "amem-tokenizer") as beside:
-        try:
-            model, config = load_model(folder, lazy=True)
-            stops = config.get("eos_token_id")
-            loading = beside.submit(load_tokenizer, folder, {"trust_remote_code": False}, eos_token_ids=stops)
-        except Exception as error:
-            raise _not_loaded(name, error) from error
-        matrices = {}
-        if _widen(model):
-            matrices = packed.collect(model)
-            _as_float32(model)
-        mx.eval(model.state)  # RoPE frequencies are no parameters, but lazy all the same
-        try:
-            tokenizer = loading.result()
-        except Exception as error:
-            raise _not_loaded(name, error) from error
+    try:
+        model, config = load_model(folder, lazy=True)
+        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:  # a model's files may be wrong in any way; mlx-lm raises what it meets
+        reason = " ".join(str(error).split()) or type(error).__name__
+        kind = UnsupportedModel if "not supported" in reason or "custom" in reason else ModelError
+        raise kind(f"The model {name} cannot be loaded: {reason}") from error
+    matrices = {}
+    if _widen(model):
+        matrices = packed.collect(model)
+        _as_float32(model)
+    mx.eval(model.state)  # RoPE frequencies are no parameters, but lazy all the same
     if products is not None and (compiled := products.result()) is not None:
         packed.register(model, matrices, compiled)
     dtype = _compute_dtype(model)
@@ -144,13 +140,6 @@ def _load_folder(name: str, folder: Path, products: Future[ModuleType | None] | 
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         fingerprint=fingerprint(folder, dtype=dtype),
     )
-
-
-def _not_loaded(name: str, error: Exception) -> ModelError:
-    """What to say of a model whose files are wrong in any way; mlx-lm raises what it meets."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    kind = UnsupportedModel if "not supported" in reason or "custom" in reason else ModelError
-    return kind(f"The model {name} cannot be loaded: {reason}")
 
 
 def _check_folder(folder: Path) -> None:
