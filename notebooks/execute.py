@@ -13,6 +13,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+#: Live maps and boards end with the extension. A kernel's end comes too late for the client to hear of their pictures.
+_LAST = 'get_ipython().extension_manager.unload_extension("amem_jupyter")'
+
 
 class CellClient(NotebookClient):
     """A client that tells the kernel which cell it runs, as JupyterLab does."""
@@ -40,7 +43,11 @@ def run(notebook: NotebookNode, store: Path, folder: Path) -> NotebookNode:
         store_widget_state=False,
         extra_arguments=["--log-level=ERROR"],
     )
-    return client.execute(env={**environment, "AMEM_STORE": str(store)}, cwd=str(folder))
+    notebook.cells.append(nbformat.v4.new_code_cell(_LAST))
+    try:
+        return client.execute(env={**environment, "AMEM_STORE": str(store)}, cwd=str(folder))
+    finally:
+        notebook.cells.pop()
 
 
 def execute(path: Path, parameters: Mapping[str, Any] | None = None) -> NotebookNode:

@@ -4,6 +4,7 @@ import nbformat
 import pytest
 
 from notebooks.execute import execute
+from tests.notebooks.reading import shown
 
 
 def notebook_file(path, *sources, tagged=True):
@@ -34,3 +35,15 @@ def test_a_parameter_that_the_notebook_has_not_is_an_error(tmp_path, tagged):
     path = notebook_file(tmp_path / "a.ipynb", "a = 1", tagged=tagged)
     with pytest.raises(KeyError, match="no parameters"):
         execute(path, {"c": 3})
+
+
+def test_a_map_is_kept_as_a_picture(environment, tmp_path):
+    """It is alive to the end, and nothing of that is left in what is saved."""
+    sources = ("from tests.jupyter import scripted\nscripted.install()", "%load_ext amem_jupyter")
+    path = notebook_file(
+        tmp_path / "a.ipynb", *sources, "%agent planner Hi", "%amem map planner", "%agent planner Again"
+    )
+    notebook = execute(path)
+    assert 5 == len(notebook.cells)
+    assert [] == [kind for output in shown(notebook) for kind in output.data if "widget" in kind]
+    assert [True] == ["layers" in output.data["text/plain"] for output in notebook.cells[3].outputs]
