@@ -179,9 +179,11 @@ class Lab:
         self.page.wait_for_selector(".jp-Dialog", state="detached")
 
     def theme(self, name):
-        """Change the theme, and wait until it is there."""
+        """Change to another theme, and wait until its colours are there."""
+        colour = "getComputedStyle(document.body).getPropertyValue('--jp-layout-color0')"
+        before = self.page.evaluate(colour)
         self.page.evaluate("(theme) => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
-        self.page.wait_for_selector(f"body[data-jp-theme-name='{name}']", state="attached")
+        self.page.wait_for_function(f"(before) => !['', before].includes({colour})", arg=before)
 
     def colours(self, element):
         """An element's background and its text's colour upon that, each as red, green and blue from 0 to 255."""
