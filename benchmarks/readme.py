@@ -90,8 +90,8 @@ def _measured() -> str:
 {chr(10).join(lines)}
 
 The bundled model on {machine["cores"]} cores ({machine["processor"]}, a shared virtual machine), Python {machine["python"]}, MLX {machine["versions"]["mlx"]}, {machine["date"][:10]}
-(`benchmarks/results/next_turn.json`): one sample of each first message, medians of {len(result["rows"][0]["restored"])} next turns of {message} tokens. The machine was
-not idle: take the ratios. Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f}.
+(`benchmarks/results/next_turn.json`): one sample of each first message, medians of {len(result["rows"][0]["restored"])} next turns of {message} tokens, at a
+load average of {machine["load_average"][0]:.0f}. Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f}.
 """
 
 
