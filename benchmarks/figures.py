@@ -27,6 +27,8 @@ PEERS = {
     "llama.cpp q4_0": "#56b4e9",
     "mlx-lm": "#e69f00",
     "mlx-lm q4": "#d55e00",
+    "transformers": "#cc79a7",
+    "transformers q4": "#882255",
 }
 
 

@@ -21,8 +21,13 @@ def machine(*peers: str) -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
-        "versions": {name: found for name in ("amem", "mlx", "mlx-lm", "numpy", *peers) if (found := _version(name))},
+        "versions": versions("amem", "mlx", "mlx-lm", "numpy", *peers),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of those of these packages that are installed."""
+    return {name: found for name in packages if (found := _version(name))}
 
 
 def _version(package: str) -> str | None:

@@ -7,29 +7,31 @@ from typing import Any
 
 _NAMES = {
     "amem": "amem",
-    "mlx-lm": "mlx-lm, 16-bit cache",
+    "mlx-lm": "mlx-lm, float32 cache",
     "mlx-lm q4": "mlx-lm, 4-bit cache",
     "llama.cpp f16": "llama.cpp, f16",
     "llama.cpp q4_0": "llama.cpp, q4_0",
+    "transformers": "Transformers, bfloat16 cache",
+    "transformers q4": "Transformers, 4-bit cache",
 }
+_COMPARED = 4096  #: the length at which the others are told as multiples of amem
+_SHORT, _LONG = 1024, 7000  #: lengths between which the growth of the time to first token is told
+_AIM_MS = 200  #: what it should not grow by
 Row = Mapping[str, Any]
 
 
 def short_table(result: Mapping[str, Any]) -> str:
     """Times to first token of the next turn, and of the same prompts from nothing."""
     rows = [row for row in result["rows"] if row["case"] != "again"]
-    machine, versions = result["machine"], result["machine"]["versions"]
-    llama = (
-        f" and llama.cpp (llama-cpp-python {versions['llama-cpp-python']})" if "llama-cpp-python" in versions else ""
-    )
+    machine = result["machine"]
     lines = _lines(rows, _kept_and_new, lambda found: f"{found['ttft_s']:.2f} s")
     return f"""
-Beside stock mlx-lm {versions["mlx-lm"]}{llama}, each with a state of the same tokens that was saved before
+Beside {_who(result)}, each with a state of the same tokens that was saved before
 (`benchmarks/results/peers.json`, {machine["date"][:10]}, {machine["cores"]} cores, {machine["processor"]}, the bundled model). Time to first token in a
 process of its own for each, the model already loaded; {_repeats(rows)}. [More of it](docs/measurements.md#beside-others).
 
 {lines}
-"""
+{_ratios(rows)}"""
 
 
 def tables(result: Mapping[str, Any]) -> str:
@@ -40,7 +42,7 @@ def tables(result: Mapping[str, Any]) -> str:
         f"""From `benchmarks/results/peers.json` ({machine["date"][:10]}; {machine["processor"]}, {machine["cores"]} cores), which has all samples and the load of the
 machine. Each turn is a process of its own; the peers take turns; {_repeats(result["rows"])}. mlx-lm is as it is
 installed, with float32 weights, which are its fastest here; llama.cpp reads the model's own GGUF file and, with flash
-attention, keeps K and V in f16 or q4_0."""
+attention, keeps K and V in f16 or q4_0.{_of_transformers(result["rows"])}"""
     ]
     for title, rows, label, cell in (
         (
@@ -56,6 +58,8 @@ attention, keeps K and V in f16 or q4_0."""
     ):
         if rows:
             parts.append(f"{title}:\n\n{_lines(rows, label, cell)}")
+            if rows is by_case["next"] and cell is _ttft_and_restore:
+                parts += [told.strip() for told in (_ratios(rows), _growth(rows)) if told]
     if by_case["next"]:
         rows = [
             row | {"medians": {name: found[0] for name, found in row["samples"].items()}} for row in by_case["next"]
@@ -65,10 +69,80 @@ attention, keeps K and V in f16 or q4_0."""
 
 
 def _lines(rows: Sequence[Row], label: Callable[[Row], str], cell: Callable[[Row], str]) -> str:
-    peers = [name for name in _NAMES if all(name in row["medians"] for row in rows)]
+    """A Markdown table: a column for each peer that was measured; a dash where a row lacks it."""
+    peers = [name for name in _NAMES if any(name in row["medians"] for row in rows)]
     head = f"| | {' | '.join(_NAMES[name] for name in peers)} |\n|{'---|' * (len(peers) + 1)}"
-    body = [f"| {label(row)} | {' | '.join(cell(row['medians'][name]) for name in peers)} |" for row in rows]
+    body = [
+        f"| {label(row)} | {' | '.join(cell(row['medians'][name]) if name in row['medians'] else '-' for name in peers)} |"
+        for row in rows
+    ]
     return "\n".join([head, *body])
+
+
+def _ratios(rows: Sequence[Row]) -> str:
+    """The others' times to first token as multiples of amem's; empty if the length or amem was not measured."""
+    for row in rows:
+        found = row["medians"]
+        if (row["case"], row["length"]) == ("next", _COMPARED) and "amem" in found:
+            others = [
+                f"{label} {found[name]['ttft_s'] / found['amem']['ttft_s']:.1f}"
+                for name, label in _NAMES.items()
+                if name in found and name != "amem"
+            ]
+            return f"""
+After {row["n_history"]} tokens the others' times to first token are these multiples of amem's (below 1: sooner than amem):
+{"; ".join(others)}.
+"""
+    return ""
+
+
+def _growth(rows: Sequence[Row]) -> str:
+    """What the time to first token grows by with the history; empty if one of the lengths was not measured."""
+    by_length = {row["length"]: row for row in rows}
+    if not {_SHORT, _LONG} <= by_length.keys():
+        return ""
+    short, long = by_length[_SHORT], by_length[_LONG]
+    grown = {
+        name: (long["medians"][name]["ttft_s"] - short["medians"][name]["ttft_s"]) * 1e3
+        for name in _NAMES
+        if name in short["medians"] and name in long["medians"]
+    }
+    amem = grown.pop("amem", None)
+    if amem is None:
+        return ""
+    others = "; ".join(f"{_NAMES[name]} {ms:+.0f} ms" for name, ms in grown.items())
+    return f"""
+From {short["n_history"]} to {long["n_history"]} tokens of history amem's time to first token changes by {amem:+.0f} ms (the aim is at most {_AIM_MS} ms:
+{"met" if amem <= _AIM_MS else "missed"}). The others': {others}.
+"""
+
+
+def _who(result: Mapping[str, Any]) -> str:
+    """The peers with their versions."""
+    of_mlx, transformers = result["machine"]["versions"], _transformers(result["rows"])
+    others = [f"stock mlx-lm {of_mlx['mlx-lm']}"]
+    if "llama-cpp-python" in of_mlx:
+        others.append(f"llama.cpp (llama-cpp-python {of_mlx['llama-cpp-python']})")
+    if transformers:
+        others.append(f"Transformers {transformers['transformers']} (torch {transformers['torch']})")
+    return " and ".join([", ".join(others[:-1]), others[-1]] if others[1:] else others)
+
+
+def _transformers(rows: Sequence[Row]) -> Mapping[str, str]:
+    """The versions of the environment that Transformers ran in; none if it was not measured."""
+    found = [row["versions"]["transformers"] for row in rows if "transformers" in row.get("versions", {})]
+    return found[-1] if found else {}
+
+
+def _of_transformers(rows: Sequence[Row]) -> str:
+    versions = _transformers(rows)
+    if not versions:
+        return ""
+    quanto = f", and its 4-bit cache is optimum-quanto's {found}" if (found := versions.get("optimum-quanto")) else ""
+    return (
+        f" Transformers {versions['transformers']}\nruns on torch {versions['torch']} with weights in bfloat16, which are its "
+        f"fastest here{quanto}."
+    )
 
 
 def _repeats(rows: Sequence[Row]) -> str:

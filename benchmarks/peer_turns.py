@@ -1,7 +1,8 @@
 """One turn of amem, or of what people would use instead, in the process that runs this: what `benchmarks.peers` starts.
 
 Each peer restores a history from its own file and continues it with the same tokens. What is imported is what a user of
-that peer imports: no process of stock mlx-lm or llama.cpp loads anything of amem's.
+that peer imports: no process of stock mlx-lm or llama.cpp loads anything of amem's. Transformers has a room of its own,
+`benchmarks.peer_transformers`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MESSAGE = SENTENCE + "What does the crew do before it goes on?"
 TOKENS = 16  #: of each reply
 THREADS = os.cpu_count() or 1
 _CONTEXT = 8192  #: tokens, the bundled model's
-IDS, _GGUF, _MLX = "ids.json", "model.gguf", "mlx"  # in a length's folder, and in the models' folder
+IDS, MLX, _GGUF = "ids.json", "mlx", "model.gguf"  # in a length's folder, and in the models' folder
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ def mlx_lm_turn(turn: Turn, *, bits: int | None) -> dict[str, Any]:
     from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
 
     history, message = turn.ids()
-    file = turn.folder / f"cache-{bits or 16}.safetensors"
+    file = turn.folder / ("cache-q4.safetensors" if bits else "cache.safetensors")
     started = time.perf_counter()
-    model = load(str(turn.models / _MLX))[0]
+    model = load(str(turn.models / MLX))[0]
     loaded = time.perf_counter()
     cache = load_prompt_cache(str(file)) if history else make_prompt_cache(model)
     for layer in cache if history else ():
@@ -99,7 +100,7 @@ def mlx_lm_turn(turn: Turn, *, bits: int | None) -> dict[str, Any]:
     mx.eval([layer.state for layer in cache] if history else [])
     restored = time.perf_counter()
     steps = generate_step(mx.array(message), model, max_tokens=TOKENS, prompt_cache=cache, kv_bits=bits)
-    return _timed(steps, started, loaded, restored, history, message, file)
+    return timed(steps, started, loaded, restored, history, message, file)
 
 
 def llama_cpp_turn(turn: Turn, *, quantized: bool) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def llama_cpp_turn(turn: Turn, *, quantized: bool) -> dict[str, Any]:
             token = llama.sample(temp=0.0)
         yield
 
-    return _timed(steps(), started, loaded, restored, history, message, file)
+    return timed(steps(), started, loaded, restored, history, message, file)
 
 
 def _llama(models: Path, *, quantized: bool) -> Any:
@@ -147,7 +148,7 @@ def _llama(models: Path, *, quantized: bool) -> Any:
     )
 
 
-def _timed(
+def timed(
     steps: Iterable[Any],
     started: float,
     loaded: float,
@@ -156,6 +157,7 @@ def _timed(
     message: list[int],
     file: Path,
 ) -> dict[str, Any]:
+    """The figures of a turn whose tokens come one by one; `perf_counter` has what was before."""
     times, first = [], 0.0
     for _ in steps:
         first = first or time.time()
@@ -206,9 +208,9 @@ def prepare(folder: Path, models: Path, reply_ids: list[int]) -> dict[str, Any]:
     for at in range(0, len(history), 256):
         loaded.model(mx.array([history[at : at + 256]]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    save_prompt_cache(str(folder / "cache-16.safetensors"), cache)
+    save_prompt_cache(str(folder / "cache.safetensors"), cache)
     packed = [layer.to_quantized(group_size=64, bits=4) for layer in cache]
-    save_prompt_cache(str(folder / "cache-4.safetensors"), packed)
+    save_prompt_cache(str(folder / "cache-q4.safetensors"), packed)
     return {name: len(found) for name, found in ids.items() if name != "text"}
 
 
@@ -236,7 +238,7 @@ def save_models(target: Path, model: Any, source: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if not (target / _GGUF).exists():
         bundled.fetch_gguf(target / _GGUF)
-    folder = target / _MLX
+    folder = target / MLX
     if folder.exists():
         return
     save_model(folder, model)

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from amem.cli import parser
 from amem.model import bundled
 from amem_jupyter.commands import BY_NAME, MAGICS
 from amem_jupyter.parse import parse, parse_amem
+from benchmarks import peers
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks
 
 SERVED = "http://127.0.0.1:8000"
@@ -83,6 +85,14 @@ def test_shell_lines_are_ones_that_their_command_takes(line):
             parser().parse_args(given)
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    elif Path(words[0]).name.startswith("python"):
+        assert words[1] == "-m"
+        if words[2] == "benchmarks.peers":
+            peers.parser().parse_args(words[3:])
+        else:
+            assert words[2] == "venv"
+    elif "-r" in words:
+        assert (ROOT / words[words.index("-r") + 1]).exists()
     else:
         assert ["pip", "install"] == words[:2]
         extras = re.search(r"\[(.*)\]", words[2])[1].split(",")
