@@ -121,6 +121,20 @@ def test_all_parts_are_computed_before_others_go_on(monkeypatch):
 
 
 @needs_kernels
+def test_what_was_cut_off_and_written_again_is_read_anew():
+    """Where a run lies is remembered from one token to the next, and forgotten when other tokens take their place."""
+    layer, attend = states.layer(), backend.choose("cpu").result().attend
+    one, other = (states.random_qkv(layer, 200, seed) for seed in (1, 2))
+    mixed = tuple(np.concatenate([x[:, :120], y[:, 120:]], axis=1) for x, y in zip(one, other, strict=True))
+    cut_back, straight = states.new_sequence(states.layout(layer)), states.new_sequence(states.layout(layer))
+    states.feed(cut_back, {0: one}, [130, 1], attend=attend)
+    assert cut_back.cut(120)
+    states.feed(straight, {0: mixed}, [120], attend=attend)
+    outs = [states.feed(sequence, {0: mixed}, [12, 1], attend=attend)[0] for sequence in (cut_back, straight)]
+    assert np.array_equal(*outs)
+
+
+@needs_kernels
 def test_gates_agree_with_float64():
     """SwiGLU over the whole range, infinities included; what is not a number stays one."""
     from amem.kv.cpu import swiglu

@@ -13,30 +13,34 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-WIDTH = 64  #: floats of each row that `accumulate` keeps in registers
+WIDTH = 64  #: floats of each row that `accumulate1` keeps in registers
 _LANES = 8  # of 32 bits: a vector that every 64-bit processor has, or has in two halves
-#: Rows that `accumulate_rows` takes at once: as many as the registers hold.
+#: Rows that are accumulated at once: as many as the registers hold.
 ROWS = 4 if binding.get_host_cpu_features().get("avx512f") else 1
+#: Codes in a unit, by their bits: a word of 32 bits, and for 3 bits, which do not end at words, three bytes.
+CODES = {2: 16, 3: 8, 4: 8, 8: 4}
+_STRADDLING = 3
 
 _FLOAT, _HALF, _INT = ir.FloatType(), ir.HalfType(), ir.IntType(32)
 _FLOATS = ir.VectorType(_FLOAT, _LANES)
 
 
-def _at(builder: Any, address: Any, kind: Any, offset: Any = 0) -> Any:
+def typed_at(builder: Any, address: Any, kind: Any, offset: Any = 0) -> Any:
     """A pointer to ``kind`` at ``address + offset`` bytes."""
     if isinstance(offset, int):
         offset = ir.Constant(ir.IntType(64), offset)
     return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
 
 
-def _splat(builder: Any, value: Any, lanes: int) -> Any:
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """A vector of one value."""
     kind = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_INT, 0))
     zeros = ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
     return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
 
 
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c`` of vectors of float32, rounded once."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32")
@@ -59,20 +63,20 @@ def _accumulate(rows: int) -> Any:
             sums = [[cgutils.alloca_once(builder, floats) for _ in places] for _ in range(rows)]
             for start, row_sums in zip(outs, sums, strict=True):
                 for at, place in zip(places, row_sums, strict=True):
-                    old = builder.load(_at(builder, start, floats, at), align=4)
+                    old = builder.load(typed_at(builder, start, floats, at), align=4)
                     builder.store(builder.select(fresh, zero, old), place)
             with cgutils.for_range(builder, n) as loop:
                 index = loop.index
                 row = builder.add(tile, builder.mul(index, stride))
-                values = [builder.load(_at(builder, row, floats, at), align=4) for at in places]
+                values = [builder.load(typed_at(builder, row, floats, at), align=4) for at in places]
                 offset = builder.mul(index, index.type(4))
                 for start, row_sums in zip(starts, sums, strict=True):
-                    factor = _splat(builder, builder.load(_at(builder, start, _FLOAT, offset), align=4), lanes)
+                    factor = splat(builder, builder.load(typed_at(builder, start, _FLOAT, offset), align=4), lanes)
                     for value, place in zip(values, row_sums, strict=True):
-                        builder.store(_fma(builder, factor, value, builder.load(place)), place)
+                        builder.store(fma(builder, factor, value, builder.load(place)), place)
             for start, row_sums in zip(outs, sums, strict=True):
                 for at, place in zip(places, row_sums, strict=True):
-                    builder.store(builder.load(place), _at(builder, start, floats, at), align=4)
+                    builder.store(builder.load(place), typed_at(builder, start, floats, at), align=4)
             return ir.Constant(ir.IntType(1), 1)
 
         i8 = types.int64
@@ -81,38 +85,128 @@ def _accumulate(rows: int) -> Any:
     return intrinsic(typed)
 
 
-#: ``out[:64] (+)= a[:n] @ tile[:n, :64]``: one sum after the other, each rounded once (fma). Arguments: whether to
-#: begin at zero, the address of a, bytes to the next row of a, n, address of the tile, bytes from one of its rows to
-#: the next, address of out, bytes to the next row of out. The second form takes `ROWS` rows of a, with the same bits.
-accumulate = _accumulate(1)
-accumulate_rows = _accumulate(ROWS)
+#: ``out[:64] (+)= a[:n] @ tile[:n, :64]`` of one to four rows of a, each with the same bits: one sum after the other,
+#: each rounded once (fma). Arguments: whether to begin at zero, the address of a, bytes to the next row of a, n,
+#: address of the tile, bytes from one of its rows to the next, address of out, bytes to the next row of out.
+accumulate1, accumulate2, accumulate3, accumulate4 = (_accumulate(rows) for rows in (1, 2, 3, 4))
 
 
-def _unpack(lanes: int) -> Any:
-    def typed(_typing: Any, _words: Any, _scale: Any, _bias: Any, _out: Any, _stride: Any) -> Any:
+def _shuffle(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_INT, len(places)), places))
+
+
+def _load_units(builder: Any, address: Any, bits: int, n_units: int) -> Any:
+    """So many units of codes, each at the lowest bits of a lane: words, or the 3 bytes that hold 8 codes of 3 bits."""
+    if bits != _STRADDLING:
+        return builder.load(typed_at(builder, address, ir.VectorType(_INT, n_units)), align=4)
+    bytes_ = ir.VectorType(ir.IntType(8), 2 * n_units)
+    half = n_units // 2
+    halves = []
+    for unit, skip in ((0, 0), (half, n_units)):  # the second ends where the units do: nothing beyond them is read
+        read = builder.load(typed_at(builder, address, bytes_, skip), align=1)
+        places = [3 * u - skip + min(byte, 2) for u in range(unit, unit + half) for byte in range(4)]
+        spread = _shuffle(builder, read, ir.Constant(bytes_, ir.Undefined), places)
+        halves.append(builder.bitcast(spread, ir.VectorType(_INT, half)))
+    return _shuffle(builder, halves[0], halves[1], [*range(n_units)])
+
+
+def _unpack(bits: int, n_codes: int) -> Any:
+    lanes = 2 * _LANES
+    ints, floats = ir.VectorType(_INT, lanes), ir.VectorType(_FLOAT, lanes)
+    n_units = n_codes // CODES[bits]
+
+    def typed(
+        _typing: Any,
+        _codes: Any,
+        _next: Any,
+        _scales: Any,
+        _biases: Any,
+        _step: Any,
+        _out: Any,
+        _next_out: Any,
+        _n: Any,
+    ) -> Any:
         def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            words, scale, bias, out, stride = args
-            ints, floats = ir.VectorType(_INT, lanes), ir.VectorType(_FLOAT, lanes)
-            codes = builder.load(_at(builder, words, ints), align=4)
-            scale, bias = _splat(builder, scale, lanes), _splat(builder, bias, lanes)
-            for j in range(8):
-                nibble = builder.lshr(codes, ir.Constant(ints, [4 * j] * lanes))
-                nibble = builder.and_(nibble, ir.Constant(ints, [15] * lanes))
-                value = _fma(builder, builder.sitofp(nibble, floats), scale, bias)
-                offset = builder.mul(stride, ir.Constant(stride.type, j))
-                builder.store(value, _at(builder, out, floats, offset), align=4)
+            codes, next_codes, scales, biases, step, out, next_out, n = args
+            mask = ir.Constant(ints, [(1 << bits) - 1] * lanes)
+            with cgutils.for_range(builder, n) as loop:
+                at = builder.mul(loop.index, step)
+                scale, bias = (
+                    splat(builder, builder.load(typed_at(builder, factors, _FLOAT, at), align=4), lanes)
+                    for factors in (scales, biases)
+                )
+                units = _load_units(builder, builder.add(codes, builder.mul(loop.index, next_codes)), bits, n_units)
+                spread = [lane % n_units for lane in range(lanes)]
+                units = _shuffle(builder, units, ir.Constant(units.type, ir.Undefined), spread)
+                row = builder.add(out, builder.mul(loop.index, next_out))
+                for first in range(0, n_codes, lanes):
+                    shifts = [bits * (place // n_units) for place in range(first, first + lanes)]
+                    code = builder.and_(builder.lshr(units, ir.Constant(ints, shifts)), mask)
+                    value = fma(builder, builder.sitofp(code, floats), scale, bias)
+                    builder.store(value, typed_at(builder, row, floats, 4 * first), align=4)
             return ir.Constant(ir.IntType(1), 1)
 
-        i8, f4 = types.int64, types.float32
-        return types.boolean(i8, f4, f4, i8, i8), lower
+        i8 = types.int64
+        return types.boolean(i8, i8, i8, i8, i8, i8, i8, i8), lower
 
     return intrinsic(typed)
 
 
-#: ``out[j, w] = code(8 w + j) * scale + bias`` of 8 (or 4) words of eight 4-bit codes. Arguments: address of the words,
-#: scale, bias, address of out, bytes from one j to the next.
-unpack8 = _unpack(8)
-unpack4 = _unpack(4)
+#: ``out[j * W + u] = code(C u + j) * scale + bias`` of rows of 64 (or 32) codes, C in each of W units (`CODES`): an
+#: order that takes no shuffle but for 3 bits. Arguments: address of the codes, bytes to the next row of codes,
+#: addresses of the scales and biases, bytes to the next row's scale, address of out, bytes to its next row, how many
+#: rows.
+unpack2, unpack3, unpack4, unpack8 = (_unpack(bits, 64) for bits in CODES)
+unpack2_short, unpack3_short, unpack4_short, unpack8_short = (_unpack(bits, 32) for bits in CODES)
+
+
+@intrinsic
+def transpose8(_typing: Any, _source: Any, _next_source: Any, _out: Any, _next_out: Any) -> Any:
+    """Turn 8 rows of 8 floats into columns: address of the first, bytes to the next, and the same of where they go."""
+
+    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        source, next_source, out, next_out = args
+        starts = (builder.add(source, builder.mul(next_source, next_source.type(row))) for row in range(_LANES))
+        rows = [builder.load(typed_at(builder, start, _FLOATS), align=4) for start in starts]
+        for step in (1, 2, 4):  # a block beside the diagonal goes to the other side
+            for row in range(_LANES):
+                if row & step == 0:
+                    pair = rows[row], rows[row + step]
+                    first = [_LANES + lane - step if lane & step else lane for lane in range(_LANES)]
+                    second = [_LANES + lane if lane & step else lane + step for lane in range(_LANES)]
+                    rows[row], rows[row + step] = (_shuffle(builder, *pair, places) for places in (first, second))
+        for row, vector in enumerate(rows):
+            address = builder.add(out, builder.mul(next_out, next_out.type(row)))
+            builder.store(vector, typed_at(builder, address, _FLOATS), align=4)
+        return ir.Constant(ir.IntType(1), 1)
+
+    i8 = types.int64
+    return types.boolean(i8, i8, i8, i8), lower
+
+
+def _widen(source: Any) -> Any:
+    lanes = 2 * _LANES
+    ints, floats = ir.VectorType(_INT, lanes), ir.VectorType(_FLOAT, lanes)
+
+    def typed(_typing: Any, _address: Any, _out: Any) -> Any:
+        def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            address, out = args
+            value = builder.load(typed_at(builder, address, ir.VectorType(source, lanes)), align=2)
+            if source == _HALF:
+                value = builder.fpext(value, floats)
+            else:
+                value = builder.shl(builder.zext(value, ints), ir.Constant(ints, [16] * lanes))
+                value = builder.bitcast(value, floats)
+            builder.store(value, typed_at(builder, out, floats), align=4)
+            return ir.Constant(ir.IntType(1), 1)
+
+        return types.boolean(types.int64, types.int64), lower
+
+    return intrinsic(typed)
+
+
+#: Sixteen float16 or bfloat16 at an address as float32 at another.
+halves, brains = _widen(_HALF), _widen(ir.IntType(16))
 
 
 @intrinsic
@@ -120,7 +214,7 @@ def half(_typing: Any, _address: Any) -> Any:
     """The float16 at an address, as float32."""
 
     def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.load(_at(builder, args[0], _HALF), align=2), _FLOAT)
+        return builder.fpext(builder.load(typed_at(builder, args[0], _HALF), align=2), _FLOAT)
 
     return types.float32(types.int64), lower
 
@@ -130,7 +224,7 @@ def brain(_typing: Any, _address: Any) -> Any:
     """The bfloat16 at an address, as float32."""
 
     def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.load(_at(builder, args[0], ir.IntType(16)), align=2)
+        bits = builder.load(typed_at(builder, args[0], ir.IntType(16)), align=2)
         wide = builder.shl(builder.zext(bits, _INT), ir.Constant(_INT, 16))
         return builder.bitcast(wide, _FLOAT)
 
@@ -142,7 +236,7 @@ def single(_typing: Any, _address: Any) -> Any:
     """The float32 at an address."""
 
     def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.load(_at(builder, args[0], _FLOAT), align=4)
+        return builder.load(typed_at(builder, args[0], _FLOAT), align=4)
 
     return types.float32(types.int64), lower
 
@@ -176,7 +270,7 @@ def put(_typing: Any, _address: Any, _value: Any) -> Any:
     """Store a float32 at an address; gives it back."""
 
     def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        builder.store(args[1], _at(builder, args[0], _FLOAT), align=4)
+        builder.store(args[1], typed_at(builder, args[0], _FLOAT), align=4)
         return args[1]
 
     return types.float32(types.int64, types.float32), lower
@@ -191,7 +285,7 @@ def _fold(builder: Any, vector: Any) -> Any:
     return builder.fadd(*halves)
 
 
-def _sum(builder: Any, vector: Any) -> Any:
+def sum_lanes(builder: Any, vector: Any) -> Any:
     """The sum of all lanes, always in the same order."""
     while vector.type.count > 2:
         vector = _fold(builder, vector)
@@ -210,25 +304,27 @@ def _dot_codes(bits: int, n_rows: int) -> Any:
         spread = ir.Constant(ints, [lane // 4 for lane in range(lanes)])
 
         def factors(address: Any) -> Any:
-            some = builder.load(_at(builder, address, few, builder.lshr(at, at.type(3))), align=2)  # 2 bytes for 16
+            some = builder.load(
+                typed_at(builder, address, few, builder.lshr(at, at.type(3))), align=2
+            )  # 2 bytes for 16
             some = builder.fpext(some, ir.VectorType(_FLOAT, lanes // 4))
             return builder.shuffle_vector(some, ir.Constant(some.type, ir.Undefined), spread)
 
-        codes = builder.load(_at(builder, words, ints, at), align=4)
+        codes = builder.load(typed_at(builder, words, ints, at), align=4)
         dots = [ir.Constant(floats, None)] * n_rows
         for j in range(per_word):
             code = builder.lshr(codes, ir.Constant(ints, [bits * j] * lanes))
             code = builder.sitofp(builder.and_(code, ir.Constant(ints, [(1 << bits) - 1] * lanes)), floats)
             offset = builder.add(at, builder.mul(stride, stride.type(j)))
             for r, address in enumerate(rows):
-                factor = builder.load(_at(builder, address, floats, offset), align=4)
-                dots[r] = _fma(builder, code, factor, dots[r])
+                factor = builder.load(typed_at(builder, address, floats, offset), align=4)
+                dots[r] = fma(builder, code, factor, dots[r])
         scale, bias = factors(scales), factors(biases)
         offset = builder.add(at, builder.mul(stride, stride.type(per_word)))
         for dot, address, total in zip(dots, rows, totals, strict=True):
-            sum_at = builder.load(_at(builder, address, floats, offset), align=4)
-            part = _fma(builder, sum_at, bias, builder.load(total))
-            builder.store(_fma(builder, dot, scale, part), total)
+            sum_at = builder.load(typed_at(builder, address, floats, offset), align=4)
+            part = fma(builder, sum_at, bias, builder.load(total))
+            builder.store(fma(builder, dot, scale, part), total)
 
     def typed(_typing: Any, _words: Any, _n: Any, _x: Any, _row: Any, _scales: Any, _biases: Any, _out: Any) -> Any:
         def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -246,7 +342,7 @@ def _dot_codes(bits: int, n_rows: int) -> Any:
             with builder.if_then(builder.trunc(n_blocks, ir.IntType(1))):
                 add_words(builder, _LANES, builder.mul(n_pairs, step), given, totals)
             for r, total in enumerate(totals):
-                builder.store(_sum(builder, builder.load(total)), _at(builder, out, _FLOAT, 4 * r), align=4)
+                builder.store(sum_lanes(builder, builder.load(total)), typed_at(builder, out, _FLOAT, 4 * r), align=4)
             return ir.Constant(ir.IntType(1), 1)
 
         i8 = types.int64
@@ -277,9 +373,9 @@ def dot_floats(_typing: Any, _a: Any, _b: Any, _n: Any) -> Any:
             for i, total in enumerate(totals):
                 at = builder.mul(loop.index, loop.index.type(128))
                 at = builder.add(at, at.type(32 * i))
-                one, other = (builder.load(_at(builder, address, _FLOATS, at), align=4) for address in (a, b))
-                builder.store(_fma(builder, one, other, builder.load(total)), total)
+                one, other = (builder.load(typed_at(builder, address, _FLOATS, at), align=4) for address in (a, b))
+                builder.store(fma(builder, one, other, builder.load(total)), total)
         first, second, third, fourth = (builder.load(total) for total in totals)
-        return _sum(builder, builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth)))
+        return sum_lanes(builder, builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth)))
 
     return types.float32(types.int64, types.int64, types.int64), lower

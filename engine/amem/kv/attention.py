@@ -7,7 +7,7 @@ tokens, and exactly if it is t's own. Only positions decide, so chunking, batchi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import mlx.core as mx
@@ -24,6 +24,8 @@ class Stretch:
     parts: Parts
     start: int  #: position of the first token
     n_tokens: int
+    #: Where each part lies in memory, once a kernel has asked; a stretch is dropped when its run is written to.
+    addresses: list[int] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.kernels import attention as kernels
-from amem.kernels import cores
+from amem.kernels import cores, tiles
 from amem.kernels import gate as gates
 from amem.kernels.vectors import WIDTH
 from amem.kv import attention as reference
-from amem.kv.attention import LayerView
-from amem.kv.codec import GROUP, Codec
+from amem.kv.attention import LayerView, Stretch
+from amem.kv.codec import GROUP, Codec, Parts
 from amem.model.spec import WIDE
 
-_KINDS = {"q4": kernels.CHANNEL, "q4-affine": kernels.TOKEN, "fp16": kernels.PLAIN, "exact": kernels.PLAIN}
-_DTYPES = {mx.float16: kernels.FLOAT16, mx.bfloat16: kernels.BFLOAT16, mx.float32: kernels.FLOAT32}
-_QUANTIZED = ("k.codes", "k.scales", "k.biases", "v.codes", "v.scales", "v.biases")
-_WORD = 8  # codes in 32 bits
+#: How each codec stores K and V, and the bits of a code: none for plain numbers.
+_KINDS = {
+    "q4": (tiles.CHANNEL, 4),
+    "q4-affine": (tiles.TOKEN, 4),
+    "fp16": (tiles.PLAIN, 0),
+    "exact": (tiles.PLAIN, 0),
+}
+_DTYPES = {mx.float16: tiles.FLOAT16, mx.bfloat16: tiles.BFLOAT16, mx.float32: tiles.FLOAT32}
+_QUANTIZED, _PLAIN = ("k.codes", "k.scales", "k.biases", "v.codes", "v.scales", "v.biases"), ("k", "v")
 
 
 def attend(
@@ -32,37 +37,35 @@ def attend(
     A query's result depends on its position and on what it sees alone: any chunking of the queries, and any way in
     which the groups lie in runs, give the same bits.
     """
-    kind = _KINDS.get(codec.name.removesuffix(WIDE))
-    if kind is None:
+    stored_as = _KINDS.get(codec.name.removesuffix(WIDE))
+    if stored_as is None:
         return reference.attend(q, view, start=start, scale=scale, codec=codec, sinks=sinks)
+    kind, bits = stored_as
     heads_q, length, k_dim = q.shape
     heads, _, v_dim = view.v_exact.shape
-    names = ("k", "v") if kind == kernels.PLAIN else _QUANTIZED
     stretches = [stretch for stretch in view.stretches if stretch.n_tokens]
-    stored = [stretch.parts[name] for stretch in stretches for name in names]
     exact = [q, view.k_exact, view.v_exact, *(view.first or ()), *(() if sinks is None else (sinks,))]
     exact = [array if array.dtype == mx.float32 else array.astype(mx.float32) for array in exact]
-    mx.eval(exact, stored)
-    dtype, k_scales, v_scales = kernels.FLOAT32, 1, 1
-    if stretches:
-        parts = stretches[0].parts
-        dtype = _DTYPES[parts["k" if kind == kernels.PLAIN else "k.scales"].dtype]
-        if kind != kernels.PLAIN:
-            k_scales, v_scales = parts["k.scales"].shape[-1], parts["v.scales"].shape[-1]
+    names = _QUANTIZED if bits else _PLAIN
+    mx.eval(exact, [stretch.parts[name] for stretch in stretches if not stretch.addresses for name in names])
     buffers = [np.ascontiguousarray(np.asarray(array)) for array in exact]
     rows = np.multiply(buffers[0], np.float32(scale)).reshape(heads, -1, k_dim)
     out = np.empty((*rows.shape[:2], v_dim), np.float32)
     first = buffers[3:5] if view.first is not None else [np.empty((heads, 0, d), np.float32) for d in (k_dim, v_dim)]
     logits = np.full(heads_q, -np.inf, np.float32) if sinks is None else buffers[-1]
-    table, kept = _addresses(stored, [stretch.n_tokens // GROUP for stretch in stretches], names)
-    groups = [np.arange(s.start // GROUP, (s.start + s.n_tokens) // GROUP) for s in stretches]
+    dtype, k_scales, v_scales, sizes = _form(stretches[0].parts, names) if stretches else (tiles.FLOAT32, 1, 1, _NONE)
+    kept: list[npt.NDArray[Any]] = []
+    runs = [(s.start // GROUP, s.n_tokens // GROUP, *_addresses(s, names, kept)) for s in stretches]
     given = (
         rows,
+        rows if kind != tiles.TOKEN else np.take(rows, _unpacked_order(k_dim, k_scales, bits), axis=-1),
         out,
-        table,
-        np.concatenate(groups) if groups else np.empty(0, np.int64),
+        np.array(runs, np.int64).reshape(-1, 8),
+        sizes,
         kind,
+        bits,
         dtype,
+        tiles.n_units(kind, bits),
         *first,
         *buffers[1:3],
         view.exact_start,
@@ -72,9 +75,9 @@ def attend(
         v_scales,
         view.window or 0,
         logits,
-        _unmix(codec, v_dim, kind),  # type: ignore[arg-type]  # a codec is hashable, as every plain object
+        _unmix(codec, v_dim, v_scales, bits),  # type: ignore[arg-type]  # a codec is hashable, as every plain object
     )
-    n_keys = len(table) * GROUP + GROUP
+    n_keys = sum(stretch.n_tokens for stretch in stretches) + GROUP
     n_blocks = heads * -(-rows.shape[1] // kernels.ROW_BLOCK)
     cores.share(
         partial(kernels.attend, *given), work=rows.shape[0] * rows.shape[1] * n_keys * (k_dim + v_dim), most=n_blocks
@@ -84,36 +87,52 @@ def attend(
     return result if q.dtype == mx.float32 else result.astype(q.dtype)
 
 
-def _addresses(
-    stored: list[mx.array], counts: list[int], names: tuple[str, ...]
-) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[Any]]]:
-    """Where the parts of each group lie ``[G, 6]``, and what must be kept alive while that is used."""
-    table = np.zeros((sum(counts), 6), np.int64)
-    columns = (0, 3) if len(names) == 2 else range(6)  # of keys and values, if nothing else is there
-    kept = []
-    at = 0
-    for index, n_groups in enumerate(counts):
-        for column, array in zip(columns, stored[index * len(names) :], strict=False):
-            buffer = np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-            if not buffer.flags.c_contiguous:
-                buffer = np.ascontiguousarray(buffer)
-            kept.append(buffer)
-            base = buffer.__array_interface__["data"][0]
-            table[at : at + n_groups, column] = base + np.arange(n_groups) * (buffer.nbytes // n_groups)
-        at += n_groups
-    return table, kept
+_NONE = np.zeros(6, np.int64)
+_COLUMNS = {_QUANTIZED: range(6), _PLAIN: (0, 3)}  # of keys and values, if nothing else is there
+
+
+def _form(parts: Parts, names: tuple[str, ...]) -> tuple[int, int, int, npt.NDArray[np.int64]]:
+    """The dtype of scales or plain numbers, scales of one token's K and V, and the bytes of a group's parts ``[6]``."""
+    sizes = np.zeros(6, np.int64)
+    for column, name in zip(_COLUMNS[names], names, strict=True):
+        sizes[column] = parts[name].nbytes // parts[name].shape[0]
+    if names == _PLAIN:
+        return _DTYPES[parts["k"].dtype], 1, 1, sizes
+    return _DTYPES[parts["k.scales"].dtype], parts["k.scales"].shape[-1], parts["v.scales"].shape[-1], sizes
+
+
+def _addresses(stretch: Stretch, names: tuple[str, ...], kept: list[npt.NDArray[Any]]) -> list[int]:
+    """Where the parts of evaluated groups lie ``[6]``; what is only there while ``kept`` is, is not remembered."""
+    if stretch.addresses:
+        return stretch.addresses
+    addresses, copies = [0] * 6, []
+    for column, name in zip(_COLUMNS[names], names, strict=True):
+        array = stretch.parts[name]
+        buffer = np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+        if not buffer.flags.c_contiguous:
+            buffer = np.ascontiguousarray(buffer)
+            copies.append(buffer)
+        addresses[column] = buffer.__array_interface__["data"][0]
+    if copies:
+        kept.extend(copies)
+    else:
+        stretch.addresses.extend(addresses)
+    return addresses
 
 
 @lru_cache(maxsize=16)
-def _unmix(codec: Codec, dim: int, kind: int) -> npt.NDArray[np.float32]:
+def _unpacked_order(dim: int, n_scales: int, bits: int) -> npt.NDArray[np.int64]:
+    """Which dim stands at each place of an unpacked row ``[dim]``."""
+    return np.argsort(tiles.places(bits, dim, n_scales)) if bits else np.arange(dim)
+
+
+@lru_cache(maxsize=16)
+def _unmix(codec: Codec, dim: int, n_scales: int, bits: int) -> npt.NDArray[np.float32]:
     """What turns stored values ``[Dv]``, in the order of a tile, into the model's: ``[W, W]``, zeros beyond Dv."""
     back = np.array(codec.from_value_space(mx.eye(dim)))  # row d: what value d alone becomes
-    n_words = dim // _WORD
-    column = np.arange(dim)
-    order = column if kind == kernels.PLAIN else column % n_words * _WORD + column // n_words
     width = -(-dim // WIDTH) * WIDTH
     wide = np.zeros((width, width), np.float32)
-    wide[:dim, :dim] = back[order]
+    wide[:dim, :dim] = back[_unpacked_order(dim, n_scales, bits)]
     return wide
 
 

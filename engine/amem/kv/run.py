@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from amem.kv.attention import Stretch
 from amem.kv.codec import GROUP, Codec, Shape
 from amem.kv.pool import Allocation, Pool
 
@@ -32,9 +33,11 @@ class Run:
         self.allocation: Allocation = pool.allocate(nbytes)
         self.frozen = False  #: two sequences read it: neither may append
         self._layers = layers
+        self._stretches: dict[int, Stretch] = {}  # what was last read of each layer
 
     def write(self, layer: int, at: int, parts: Mapping[str, mx.array]) -> None:
         """Put the parts of some groups of one layer at group ``at``."""
+        self._stretches.pop(layer, None)  # its arrays are not those any more
         arrays = self._layers[layer]
         for name, new in parts.items():
             old = arrays[name]
@@ -44,6 +47,14 @@ class Run:
         """The parts of groups ``start..stop-1`` of one layer."""
         return {name: array[start:stop] for name, array in self._layers[layer].items()}
 
+    def stretch(self, layer: int, start_group: int, n_groups: int) -> Stretch:
+        """The first groups of one layer, which are at ``start_group`` of the sequence: the same until it is written."""
+        start, n_tokens = start_group * GROUP, n_groups * GROUP
+        known = self._stretches.get(layer)
+        if known is None or (known.start, known.n_tokens) != (start, n_tokens):
+            known = self._stretches[layer] = Stretch(self.parts(layer, 0, n_groups), start, n_tokens)
+        return known
+
     def arrays(self) -> list[mx.array]:
         """Every array, to be evaluated."""
         return [array for layer in self._layers for array in layer.values()]
@@ -52,7 +63,7 @@ class Run:
         """Drop one reference; the last one drops the tensors too."""
         self.allocation.release()
         if self.allocation.references == 0:
-            self._layers = []
+            self._layers, self._stretches = [], {}
 
 
 def _put(old: mx.array, new: mx.array, at: int) -> mx.array:

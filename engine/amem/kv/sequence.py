@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.errors import UnsupportedModel
-from amem.kv.attention import LayerView, Stretch
+from amem.kv.attention import LayerView
 from amem.kv.codec import GROUP, MOST_FLOAT16, Codec, Shape
 from amem.kv.pool import Allocation, Pool
 from amem.kv.run import BLOCK_GROUPS, Lane, Piece
@@ -206,10 +206,7 @@ class SequenceState:
         skip = exact_start - open_start
         if skip:
             k, v = k[:, skip:], v[:, skip:]
-        stretches = [
-            Stretch(span.run.parts(layer, 0, span.n_groups), span.start_group * GROUP, span.n_groups * GROUP)
-            for span in lane.spans
-        ]
+        stretches = [span.run.stretch(layer, span.start_group, span.n_groups) for span in lane.spans]
         first = held.first if stretches and lane.first_group == 0 else None
         return LayerView(stretches, first, k, v, exact_start, lane.window)
 
