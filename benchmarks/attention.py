@@ -22,7 +22,7 @@ from benchmarks.machine import machine
 from tests.kv import states
 
 RESULT = Path(__file__).parent / "results" / "attention.json"
-BACKENDS = {"cpu": ("q4", "q4-affine", "fp16"), "reference": ("q4", "q4-affine", "fp16", "q3")}
+BACKENDS = dict.fromkeys(("cpu", "reference"), ("q4", "q4-affine", "q3", "q2", "q8", "fp16"))
 CHUNK = 256
 
 

@@ -21,6 +21,7 @@ SHAPES = {
     "mha": {"heads": 3, "heads_q": 3},
     "mla": {"heads": 2, "heads_q": 2, "k_dim": 192, "v_dim": 128},
     "narrow": {"heads": 2, "heads_q": 4, "k_dim": 32, "v_dim": 32},
+    "odd": {"heads": 1, "heads_q": 5, "k_dim": 96, "v_dim": 160},
 }
 
 

@@ -13,7 +13,7 @@ from amem.errors import InputError
 from amem.kernels import cores
 from amem.kv import attention as reference
 from amem.kv import backend
-from amem.kv.codec import make_codec
+from amem.model.spec import CODECS
 from tests.kv import states
 from tests.kv.models import CPU
 
@@ -31,7 +31,7 @@ def chunkings(draw, total):
 @needs_kernels
 @settings(deadline=None, max_examples=40)
 @given(
-    codec=st.sampled_from(["q4", "q4-affine", "fp16", "exact"]),
+    codec=st.sampled_from([*CODECS, "exact"]),
     window=st.sampled_from([None, 40, 96, 130]),
     repeats=st.integers(1, 3),
     n_tokens=st.integers(1, 400),
@@ -51,7 +51,7 @@ def test_no_bit_of_a_query_depends_on_its_chunk(codec, window, repeats, n_tokens
 @needs_kernels
 @settings(deadline=None, max_examples=20)
 @given(
-    codec=st.sampled_from(["q4", "q4-affine", "fp16"]),
+    codec=st.sampled_from(CODECS),
     n_tokens=st.integers(65, 700),
     cuts=st.lists(st.integers(1, 10), max_size=4),
 )
@@ -86,6 +86,20 @@ def cut(stretch, lengths):
             parts = {name: array[at:end] for name, array in stretch.parts.items()}
             yield reference.Stretch(parts, stretch.start + at * 64, (end - at) * 64)
         at = end
+
+
+@needs_kernels
+@pytest.mark.parametrize("codec", ["fp16", "fp16/bf16", "exact", "q3", "q3/bf16", "q8"])
+@pytest.mark.parametrize("dims", [(20, 32), (100, 64)])
+def test_dims_that_are_no_whole_vectors_agree_with_the_reference(codec, dims):
+    """Keys whose dims do not fill the last vector; and scales and numbers of either 16 bits."""
+    layer, attend = states.layer(k_dim=dims[0], v_dim=dims[1]), backend.choose("cpu").result().attend
+    qkv = states.random_qkv(layer, 140)
+    one, other = (
+        states.feed(states.new_sequence(states.layout(layer, codec=codec)), {0: qkv}, [129, 11], attend=each)[0]
+        for each in (attend, reference.attend)
+    )
+    np.testing.assert_allclose(one, other, atol=3e-4, rtol=3e-3)
 
 
 @needs_kernels
@@ -198,7 +212,7 @@ def test_a_codec_that_the_kernels_do_not_know_is_computed_by_the_reference(monke
         for attend in (cpu.attend, reference.attend)
     ]
     assert np.array_equal(*outs)
-    assert "q9" not in {make_codec(name).name for name in ("q4", "q4-affine", "fp16", "exact")}
+    assert "q9" not in CODECS
 
 
 class TestChoice:

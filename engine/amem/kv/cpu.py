@@ -20,7 +20,10 @@ from amem.model.spec import WIDE
 
 #: How each codec stores K and V, and the bits of a code: none for plain numbers.
 _KINDS = {
+    "q8": (tiles.CHANNEL, 8),
     "q4": (tiles.CHANNEL, 4),
+    "q3": (tiles.CHANNEL, 3),
+    "q2": (tiles.CHANNEL, 2),
     "q4-affine": (tiles.TOKEN, 4),
     "fp16": (tiles.PLAIN, 0),
     "exact": (tiles.PLAIN, 0),
