@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-#: Parts are worth another thread from this many multiplications on: handing over takes some 50 microseconds.
-WORTH = 3_000_000
+#: Parts are worth another thread from this many multiplications on: they take as long as handing over, some 50
+#: microseconds between the other operations of a decode step.
+WORTH = 2_000_000
 
 
 def n_cores() -> int:
