@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,9 +75,17 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=31)
     options = parser.parse_args()
-    result = {"machine": machine(), "rows": measure(options.lengths, options.repeats)}
+    load_before = os.getloadavg()
+    rows = measure(options.lengths, options.repeats)
+    load_after = os.getloadavg()
+    result = {
+        "machine": machine(),
+        "load_average_before": load_before,
+        "load_average_after": load_after,
+        "rows": rows,
+    }
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {RESULT}")
+    print(f"load average: {load_before[0]:.1f} before, {load_after[0]:.1f} after; written: {RESULT}")
 
 
 if __name__ == "__main__":

@@ -172,18 +172,26 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--model", default=None, help="name, folder or hub id (default: the bundled model)")
     options = parser.parse_args()
+    load_before = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         played = compare(lambda store: Engine(options.model, store), Path(folder), options.max_tokens)
-    load_average = os.getloadavg()
+    load_after = os.getloadavg()
     for phase in PHASES:
         ttft = {way: sum(row["ttft_ms"] for row in rows if row["phase"] == phase) for way, rows in played.items()}
         print(f"{phase:36}", *(f"{way} {ms / 1e3:6.2f} s" for way, ms in ttft.items()), "(time to first tokens)")
     for way, rows in played.items():
         seconds = sum(row["total_ms"] for row in rows) / 1e3
         computed = sum(row["computed_tokens"] for row in rows)
-        print(f"{way}: {seconds:.1f} s in all, {computed} prompt tokens computed, load average {load_average[0]:.1f}")
+        print(f"{way}: {seconds:.1f} s in all, {computed} prompt tokens computed")
+    print(f"load average: {load_before[0]:.1f} before, {load_after[0]:.1f} after")
     RESULT.parent.mkdir(exist_ok=True)
-    result = {"machine": machine(), "max_tokens": options.max_tokens, "played": played}
+    result = {
+        "machine": machine(),
+        "load_average_before": load_before,
+        "load_average_after": load_after,
+        "max_tokens": options.max_tokens,
+        "played": played,
+    }
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"written: {RESULT}")
 
