@@ -16,6 +16,7 @@ mpl.rcParams["svg.hashsalt"] = "amem"  # the same numbers give the same file
 from matplotlib import pyplot as plt  # noqa: E402  # after the choice of how it draws
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -32,11 +33,19 @@ PEERS = {
 }
 
 
-def _axes() -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+def _axes(width: float = 7) -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(width, 4.2), layout="constrained")
     axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _log(axes: Axes) -> None:
+    """A logarithmic axis of values that is read in plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -78,41 +87,42 @@ def fidelity(result: dict[str, Any], path: Path) -> None:
 def next_turn(result: dict[str, Any], path: Path) -> None:
     """Time to first token against the length of the history, each way to keep it a line."""
     rows = [row for row in result["rows"] if row["case"] == "next"]
-    figure, axes = _axes()
+    figure, axes = _axes(width=8)
     for peer, colour in PEERS.items():
         points = [(row["n_history"], row["medians"][peer]["ttft_s"]) for row in rows if peer in row["medians"]]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=colour, label=peer)
-    axes.set_yscale("log")
+    _log(axes)
     axes.set_xlabel("tokens of the history that was kept on disk")
     axes.set_ylabel("s to the first token of the next turn")
     axes.set_title(f"The next turn ({rows[0]['n_message']} tokens) in a new process, model loaded", fontsize=10)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)  # beside the lines, which fill the plot
     _save(figure, path)
 
 
 def written(result: dict[str, Any], path: Path) -> None:
     """Bytes that a turn writes against the length of the history: its own blocks, or the whole state again."""
     rows = [row for row in result["rows"] if row["case"] == "next"]
-    figure, axes = _axes()
+    figure, axes = _axes(width=8)
     for peer, colour in PEERS.items():
         name = "bytes_written" if peer == "amem" else "state_bytes"
         points = [(row["n_history"], row["samples"][peer][0][name] / 1e6) for row in rows if peer in row["samples"]]
         if points:
-            label = "amem: what the turn wrote" if peer == "amem" else f"{peer}: its state file"
+            label = "amem: the turn" if peer == "amem" else f"{peer}: the state"
             axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
-    axes.set_yscale("log")
+    _log(axes)
     axes.set_xlabel("tokens of the history")
     axes.set_ylabel("MB written to keep the turn")
     axes.set_title("Bytes written for each turn", fontsize=10)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)  # beside the lines, which fill the plot
     _save(figure, path)
 
 
 def memory(result: dict[str, Any], path: Path) -> None:
-    """Memory against the number of agents: the process, and what the engine counts as theirs."""
+    """Memory against the number of agents: the growth of the process, and what the engine counts as theirs."""
     figure, axes = _axes()
-    for (codec, rows), colour in zip(result["codecs"].items(), ("#0072b2", "#d55e00"), strict=True):
+    for (codec, found), colour in zip(result["codecs"].items(), ("#0072b2", "#d55e00"), strict=True):
+        rows = found["rows"]
         agents = [row["agents"] for row in rows]
         for name, line, label in (
             ("hot_bytes", "o-", f"{codec}, as the engine counts"),
@@ -120,10 +130,9 @@ def memory(result: dict[str, Any], path: Path) -> None:
         ):
             grown = [(row[name] - rows[0][name]) / 1e6 for row in rows]
             axes.plot(agents, grown, line, color=colour, label=label)
-    tokens = next(iter(result["codecs"].values()))[-1]["tokens"]
-    axes.set_xlabel(f"agents in memory, {tokens} tokens each")
-    axes.set_ylabel("MB")
-    axes.set_title("Memory that agents take", fontsize=10)
+    axes.set_xlabel(f"agents more in memory, {rows[-1]['tokens']} tokens each")
+    axes.set_ylabel("MB more")
+    axes.set_title("Memory that agents take (4 bits, and 16)", fontsize=10)
     axes.legend(frameon=False)
     _save(figure, path)
 

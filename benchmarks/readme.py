@@ -187,6 +187,42 @@ same run (`benchmarks/results/batch.json`; medians of {len(result["rows"][0]["sa
 """
 
 
+def _memory() -> str:
+    result = _result("memory")
+    lines, left = [], []
+    for codec, found in result["codecs"].items():
+        first, last = found["rows"][0], found["rows"][-1]
+        n = last["agents"]
+        hot, mlx, resident = (
+            (last[name] - first[name]) / n / 1e6 for name in ("hot_bytes", "mlx_bytes", "resident_bytes")
+        )
+        lines.append(f"| `{codec}` | {hot:.1f} MB | {mlx:.1f} MB | {resident:.1f} MB | {resident / hot:.2f} |")
+        evicted, restored = found["evicted"], found["restored"]
+        left.append(
+            f"| `{codec}` | {_mb(last, evicted, 'mlx_bytes')} | {_mb(last, evicted, 'resident_bytes')} | "
+            f"{_mb(restored, evicted, 'hot_bytes')} | {_mb(restored, evicted, 'resident_bytes')} |"
+        )
+    return f"""Each of {n} agents with {last["tokens"]} tokens, told one after the other beside one that was there before; a process for each codec
+(`benchmarks/results/memory.json`, {result["machine"]["date"][:10]}). The engine counts what it reserves: the groups in their codec, with
+room to grow, and the open group, which is exact. It keeps to its budget by this account.
+
+| codec | an agent, as the engine counts | as MLX counts | growth of the process | of the engine's count |
+|---|---|---|---|---|
+{chr(10).join(lines)}
+
+Then all {n + 1} were evicted, and restored from disk. What MLX frees may stay with the C library's allocator, so that the
+process does not shrink, and may be used again or not:
+
+| codec | evicted: MLX freed | the process shrank by | restored: the engine counts | the process grew by |
+|---|---|---|---|---|
+{chr(10).join(left)}
+"""
+
+
+def _mb(more: Mapping[str, int], less: Mapping[str, int], name: str) -> str:
+    return f"{round((more[name] - less[name]) / 1e6)} MB"
+
+
 def _overlap() -> str:
     result = _result("overlap")
     found: dict[tuple[int, str], dict[bool, Mapping[str, Any]]] = {}
@@ -344,6 +380,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "overlap": _overlap,
         "attention": _attention,
         "batch": _batch,
+        "memory": _memory,
         "eviction": _eviction,
         "kills": _kills,
         "phases": _phases,
