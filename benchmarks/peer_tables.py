@@ -140,8 +140,7 @@ def _of_transformers(rows: Sequence[Row]) -> str:
         return ""
     quanto = f", and its 4-bit cache is optimum-quanto's {found}" if (found := versions.get("optimum-quanto")) else ""
     return (
-        f" Transformers {versions['transformers']}\nruns on torch {versions['torch']} with weights in bfloat16, which are its "
-        f"fastest here{quanto}."
+        f" Transformers {versions['transformers']}\nruns on torch {versions['torch']} with weights in bfloat16{quanto}."
     )
 
 
