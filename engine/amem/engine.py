@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from amem.agent import Agent
 from amem.checks import check_store, check_text, engine_options
-from amem.errors import AgentLocked, Cancelled, EngineClosed, InputError
+from amem.errors import Cancelled, EngineClosed, InputError
 from amem.options import AskOptions, ChatOptions, TextOptions
-from amem.results import AgentStatus, EngineStatus, Reply, Residency
+from amem.results import EngineStatus, Reply
 from amem.run.owner import OwnerThread
 from amem.run.worker import Workers
 from amem.sizes import parse_size
@@ -473,48 +473,9 @@ class Engine:
 
     def status(self) -> EngineStatus:
         """The engine at this instant. Every figure is read or measured now."""
+        from amem.overview import engine_status
 
-        def read() -> EngineStatus:
-            parts, opened = self._parts, self._opened
-            agents: list[AgentStatus] = []
-            in_use: list[str] = []
-            for entry in parts.store.agents(self._space):
-                try:
-                    agents.append(self._roster.status(entry))
-                except AgentLocked as error:
-                    in_use.append(str(error))
-                    where = Residency.WARM if entry.n_turns else Residency.EMPTY
-                    agents.append(
-                        AgentStatus(
-                            entry.name, entry.space, where, 0, entry.n_turns, 0, entry.nbytes, None, False, True
-                        )
-                    )
-            return EngineStatus(
-                model=parts.model_name,
-                model_path=str(opened.model_path),
-                fingerprint=parts.realm.fingerprint,
-                codec=parts.realm.codec,
-                codec_choice=opened.codec_choice,
-                attention=opened.attention,
-                device=opened.device,
-                blas=opened.blas,
-                context_length=parts.context_length,
-                memory_budget=parts.pool.total,
-                hot_bytes=parts.pool.used,
-                peak_hot_bytes=parts.pool.peak,
-                disk_quota=opened.quota,
-                disk_bytes=parts.store.disk_bytes,
-                bytes_written=parts.store.bytes_written,
-                store=str(opened.root),
-                space=self._space,
-                agents=tuple(agents),
-                warnings=(*opened.warnings, *parts.store.reports, *in_use),
-                prefetch=parts.prefetch.status() if parts.prefetch is not None else None,
-                inter_token=parts.scheduler.gaps.percentiles(),
-                prefill_tokens_per_second=256 / seconds if (seconds := parts.scheduler.rate.seconds(0, 256)) else None,
-            )
-
-        return self._owner.call(read)
+        return self._owner.call(lambda: engine_status(self._opened, self._space))
 
     def capacity(self, contexts: Sequence[int] = ()) -> tuple[CapacityRow, ...]:
         """How many agents of these many tokens (default: 4K to 32K) fit the memory budget, codec by codec.
