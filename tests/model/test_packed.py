@@ -144,19 +144,24 @@ def test_many_rows_go_to_the_library(products):
             np.testing.assert_allclose(np.array(one[0, 0]), np.array(all_rows[0, row]), rtol=1e-3, atol=1e-4)
 
 
-def test_no_bit_depends_on_threads(products):
-    """A decode step gives the same bits on any number of the library's threads."""
-    model = quantized(500, 512)
-    widened(model, products)
-    x = mx.random.normal((1, 1, 512))
-    found = []
+@pytest.mark.parametrize(("n", "word", "value"), [(1, "_N_WORKERS", 0), (12, "_N_WORKERS", 0), (128, "_RESTING", 9)])
+def test_no_bit_depends_on_who_computes_a_part(products, n, word, value):
+    """Our products give the same bits on one core and on all, and the library's whether a worker comes or not."""
+    from amem.kernels import team
+
+    model = quantized(1600, 1536)
+    assert widened(model, products)
+    x = mx.random.normal((1, n, 1536))
+    place = team._state[0, getattr(team, word) :][:1]
+    before = place.copy()
     try:
-        for n_threads in (1, 0):
-            blas.set_threads(n_threads)
-            found.append([np.array(y) for y in model(x)])
+        place[:] = team.start() if word == "_N_WORKERS" else 0
+        together = [np.array(y) for y in model(x)]
+        place[:] = value
+        alone = [np.array(y) for y in model(x)]
     finally:
-        blas.set_threads(0)
-    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+        place[:] = before
+    assert all(np.array_equal(one, other) for one, other in zip(together, alone, strict=True))
 
 
 def test_a_model_that_is_gone_leaves_nothing(products):

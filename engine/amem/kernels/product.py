@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import binding
 
+from amem.kernels import team
 from amem.kernels.vectors import (
     address_of,
     dot_codes4,
@@ -31,14 +32,22 @@ from amem.kernels.vectors import (
 SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a model has matrices
 #: Columns of the table: address of the float32 matrix (0: free), its rows and columns, bits of a code, addresses of the
 #: codes ``[rows, columns * bits / 32]`` and of the float16 scales and biases, one for each four words. The last row is
-#: no slot: it counts the products with packed weights and with float32 ones.
+#: no slot: it counts the products with packed weights and with float32 ones, and has the addresses of what computes a
+#: part of a packed product and of one of the library.
 COLUMNS = 7
+_PACKED_PART, _LIBRARY_PART = 2, 3
 #: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores. Called in
 #: a loop it wins from eight on; between the other operations of a decode step its threads must be woken each time.
 MOST_PACKED, MOST_FLOATS = 12, 4
 AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
+#: Multiplications from which on a part is worth a thread.
+WORTH_PACKED, WORTH_LIBRARY = 2_000_000, 4_000_000
+TILE = 64  #: outputs of which a part has a whole multiple
+#: What the parts of one product are given, each in 64 bits.
+_M, _N, _K, _AT, _A, _LDA, _B, _LDB, _C, _LDC, _ALPHA, _BETA = range(12)
+_N_ARGUMENTS = 12
 _LIBRARY, _TABLE = "amem_library_sgemm", "amem_packed_weights"
 
 Floats = npt.NDArray[np.float32]
@@ -88,8 +97,18 @@ def _find(slots: Table, address: int) -> int:
 
 @_compiled
 def _rows_times_packed(
-    entry: Table, n_rows: int, x: int, x_row: int, alpha: np.float32, beta: np.float32, out: int, out_row: int
+    entry: Table,
+    begin: int,
+    end: int,
+    n_rows: int,
+    x: int,
+    x_row: int,
+    alpha: np.float32,
+    beta: np.float32,
+    out: int,
+    out_row: int,
 ) -> None:
+    """Products of some rows of x with rows ``begin`` to ``end - 1`` of a packed matrix."""
     bits, columns = entry[3], entry[2]
     per_word = 32 // bits
     n_words = columns // per_word
@@ -104,7 +123,7 @@ def _rows_times_packed(
     n_blocks, stride = n_words // BLOCK_WORDS, (per_word + 1) * n_words * 4
     dots = np.empty(AT_ONCE, np.float32)
     found = dots.ctypes.data
-    for row in range(entry[1]):
+    for row in range(begin, end):
         codes = entry[4] + row * n_words * 4
         scales, biases = entry[5] + row * n_words // 2, entry[6] + row * n_words // 2
         for r in range(0, n_rows, at_once):
@@ -151,27 +170,69 @@ def _finish(dot: np.float32, alpha: np.float32, beta: np.float32, out: int) -> N
     put(out, alpha * dot if beta == 0 else alpha * dot + beta * single(out))  # what is there may be no number yet
 
 
+@_compiled
+def _bounds(n: int, part: int, n_parts: int) -> tuple[int, int]:
+    """The outputs of one part: whole tiles, as a library is slow with the rest of one."""
+    end = n if part + 1 == n_parts else n * (part + 1) // n_parts // TILE * TILE
+    return n * part // n_parts // TILE * TILE, end
+
+
+def _part_of_packed(arguments, part, n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    a = nb.carray(pointer(arguments), (_N_ARGUMENTS,), np.int64)
+    slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+    entry = slots[a[_AT]]
+    begin, end = _bounds(entry[1], part, n_parts)
+    alpha, beta = single(arguments + 8 * _ALPHA), single(arguments + 8 * _BETA)
+    _rows_times_packed(entry, begin, end, a[_M], a[_A], 4 * a[_LDA], alpha, beta, a[_C], 4 * a[_LDC])
+
+
+def _part_of_library(arguments, part, n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    a = nb.carray(pointer(arguments), (_N_ARGUMENTS,), np.int64)
+    begin, end = _bounds(a[_N], part, n_parts)
+    if begin == end:
+        return
+    alpha, beta = single(arguments + 8 * _ALPHA), single(arguments + 8 * _BETA)
+    b, c = a[_B] + 4 * begin * a[_LDB], a[_C] + 4 * begin
+    n = end - begin
+    _library_sgemm(
+        _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE, a[_M], n, a[_K], alpha, a[_A], a[_LDA], b, a[_LDB], beta, c, a[_LDC]
+    )
+
+
 def compiled_sgemm(library: int) -> int:
-    """Address of a ``cblas_sgemm`` that computes a few rows here, and hands the rest to the one at an address.
+    """Address of a ``cblas_sgemm`` that computes a few rows here, and divides the rest for the one at an address.
 
     The first time on a machine it is compiled. One for each process: another ``library`` later changes nothing.
     """
     binding.add_symbol(_LIBRARY, library)
     binding.add_symbol(_TABLE, table.ctypes.data)
+    part = nb.cfunc(team.PART, nopython=True, cache=True, error_model="numpy")
+    table[SLOTS, _PACKED_PART] = part(_part_of_packed).address
+    table[SLOTS, _LIBRARY_PART] = part(_part_of_library).address
 
     @nb.cfunc(_SGEMM, nopython=True, cache=True, error_model="numpy")
     def sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        if m <= MOST_PACKED and order == _ROW_MAJOR and trans_a == _NO_TRANSPOSE and trans_b == _TRANSPOSE:
-            slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
-            at = _find(slots, b)
-            if at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k:
-                slots[SLOTS, 0] += 1
-                _rows_times_packed(slots[at], m, a, 4 * lda, alpha, beta, c, 4 * ldc)
-                return
-            if m <= MOST_FLOATS:
-                slots[SLOTS, 1] += 1
-                _rows_times_floats(b, n, k, ldb, m, a, 4 * lda, alpha, beta, c, 4 * ldc)
-                return
-        _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+        if order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
+            _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+            return
+        slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+        at = _find(slots, b) if m <= MOST_PACKED else -1
+        packed = at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k
+        if m <= MOST_FLOATS and not packed:
+            slots[SLOTS, 1] += 1
+            _rows_times_floats(b, n, k, ldb, m, a, 4 * lda, alpha, beta, c, 4 * ldc)
+            return
+        given = np.empty(_N_ARGUMENTS, np.int64)
+        given[_M], given[_N], given[_K], given[_AT] = m, n, k, at
+        given[_A], given[_LDA], given[_B], given[_LDB], given[_C], given[_LDC] = a, lda, b, ldb, c, ldc
+        put(given.ctypes.data + 8 * _ALPHA, alpha)
+        put(given.ctypes.data + 8 * _BETA, beta)
+        if packed:
+            slots[SLOTS, 0] += 1
+            n_parts = team.n_parts_for(m * n * k, WORTH_PACKED)
+            team.run(slots[SLOTS, _PACKED_PART], given.ctypes.data, n_parts)
+        else:
+            n_parts = team.n_parts_for(m * n * k, WORTH_LIBRARY)
+            team.run(slots[SLOTS, _LIBRARY_PART], given.ctypes.data, n_parts)
 
     return int(sgemm.address)

@@ -69,10 +69,15 @@ def library_address() -> int | None:
 
 
 def send_rows(address: int) -> None:
-    """Send MLX's products to another ``cblas_sgemm``, one that hands on to the library what it does not compute."""
+    """Send MLX's products to another ``cblas_sgemm``, which hands on to the library what it does not compute.
+
+    It may do so from several threads at once: from now on the library computes each product in the thread that calls.
+    """
     library, mlx = library_address(), _mlx()
     if library is not None and mlx is not None and address not in {library, elf.read_slot(mlx.slots["cblas_sgemm"])}:
         _rows_sent[mlx.slots["cblas_sgemm"]] = library
+        if (threads := _openblas_threads()) is not None:
+            threads[0](1)
         elf.write_slot(mlx.slots["cblas_sgemm"], address)
 
 
@@ -85,12 +90,18 @@ def set_threads(n: int) -> None:
     """Let the next products run on ``n`` threads (0: as many as there are cores); only OpenBLAS is told.
 
     A product with one row is bound by memory, and OpenBLAS's threads wait for each other by spinning: where another
-    process wants a core too, each of a token's 200 small products can then cost a time slice.
+    process wants a core too, each of a token's 200 small products can then cost a time slice. Once products are sent
+    elsewhere (`send_rows`) they are divided there, and the library keeps to one thread.
     """
     threads = _openblas_threads()
-    if threads is not None:
+    if threads is not None and not _rows_sent:
         setter, most = threads
         setter(min(n or most, most))
+
+
+def can_set_threads() -> bool:
+    """Whether `set_threads` has an effect."""
+    return _openblas_threads() is not None
 
 
 @cache

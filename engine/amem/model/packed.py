@@ -56,9 +56,12 @@ def _compiled() -> ModuleType | None:
     assert library is not None
     with _lock:
         try:
-            from amem.kernels import product
+            from amem.kernels import product, team
 
-            blas.send_rows(product.compiled_sgemm(library))
+            address = product.compiled_sgemm(library)
+            if blas.can_set_threads():
+                team.start()  # beside a library's own threads it would be in the way
+            blas.send_rows(address)
         except Exception:  # noqa: BLE001  # whatever numba does not like here, the library computes the same
             return None
     return product

@@ -1,0 +1,137 @@
+"""A team of threads that compute the parts of one product, for callers that are no Python: a BLAS function, say.
+
+Parts of less than a millisecond are worth dividing only if handing over costs little, and a thread that sleeps takes
+some 50 microseconds to wake up. So a worker looks for its next part for about that long before it sleeps, and so does
+who waits for the parts. Not longer: threads that wait by spinning, as OpenBLAS's do, cost a whole time slice for each
+product where another process wants the core (measured: a prompt twenty times slower). Where a worker was waited for in
+vain, the next products are computed by the calling thread alone: all parts, one after the other, so no bit of them
+depends on it. (A library may give other bits for a part than for the whole.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+
+from amem.kernels.cores import n_cores
+from amem.kernels.vectors import address_of, pointer
+
+MOST_WORKERS = 63
+#: Looks at a semaphore before a thread sleeps on it, of one to five nanoseconds each: a worker's for its next part, and
+#: those for its end, by when it can have been woken up.
+LOOKS_FOR_WORK, LOOKS_FOR_END = 40_000, 300_000
+_TEAM = "amem_team"
+_SEMAPHORE = 8  # words of 64 bits, so that each has a cache line
+RESTS = 32  #: products that are not handed over after one that was waited for
+#: Words of a worker: its two semaphores, then what it is to do. The first worker's place has the team's own: a
+#: semaphore for whoever may use the team, how many workers there are, and how many more products rest.
+_WORK, _DONE, _FUNCTION, _ARGUMENTS, _PART, _N_PARTS = 0, _SEMAPHORE, 16, 17, 18, 19
+_N_WORKERS, _RESTING = 16, 17
+_WORDS = 24
+
+#: Numba reads it by its address, so that what was compiled can be kept on disk.
+_state: npt.NDArray[np.int64] = np.zeros((MOST_WORKERS + 1, _WORDS), np.int64)
+_starting = threading.Lock()
+binding.add_symbol(_TEAM, _state.ctypes.data)
+
+_compiled = nb.njit(nogil=True, cache=True, error_model="numpy")
+_semaphore_call = types.int32(types.int64)
+_sem_wait, _sem_trywait, _sem_post = (
+    types.ExternalFunction(name, _semaphore_call) for name in ("sem_wait", "sem_trywait", "sem_post")
+)
+
+#: What computes a part: ``function(address of the arguments, part, n_parts)``.
+PART = types.void(types.int64, types.int64, types.int64)
+
+
+@intrinsic
+def _call(_typing, _function, _arguments, _part, _n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Call a function of the kind `PART` at an address."""
+    word = ir.IntType(64)
+
+    def lower(_context, builder, _signature, args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        kind = ir.FunctionType(ir.VoidType(), [word] * 3)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return ir.Constant(ir.IntType(1), 1)
+
+    return types.boolean(types.int64, types.int64, types.int64, types.int64), lower
+
+
+@_compiled
+def _await(semaphore: int, looks: int) -> bool:
+    """Whether it came while it was looked for."""
+    for _ in range(looks):
+        if _sem_trywait(semaphore) == 0:
+            return True
+    while _sem_wait(semaphore) != 0:  # a signal woke it up
+        pass
+    return False
+
+
+@_compiled
+def _serve(at: int) -> None:
+    """The life of a worker whose words are at an address."""
+    words = nb.carray(pointer(at), (_WORDS,), np.int64)
+    while True:
+        _await(at + 8 * _WORK, LOOKS_FOR_WORK)
+        _call(words[_FUNCTION], words[_ARGUMENTS], words[_PART], words[_N_PARTS])
+        _sem_post(at + 8 * _DONE)
+
+
+@_compiled
+def n_parts_for(work: int, worth: int) -> int:
+    """Into how many parts some work is to be divided of which ``worth`` is worth a thread."""
+    words = nb.carray(pointer(address_of(_TEAM)), (_WORDS,), np.int64)
+    return int(max(1, min(words[_N_WORKERS] + 1, work // worth)))
+
+
+@_compiled
+def run(function: int, arguments: int, n_parts: int) -> None:
+    """Let the part function at an address compute all of its parts, one of them in this thread, and wait for them.
+
+    ``n_parts`` is from `n_parts_for`. Two callers take turns.
+    """
+    team = address_of(_TEAM)
+    own = nb.carray(pointer(team), (_WORDS,), np.int64)
+    if n_parts == 1 or own[_RESTING] > 0:
+        own[_RESTING] -= n_parts > 1
+        for part in range(n_parts):
+            _call(function, arguments, part, n_parts)
+        return
+    _await(team + 8 * _WORK, LOOKS_FOR_WORK)
+    for part in range(1, n_parts):
+        at = team + 8 * _WORDS * part
+        words = nb.carray(pointer(at), (_WORDS,), np.int64)
+        words[_FUNCTION], words[_ARGUMENTS], words[_PART], words[_N_PARTS] = function, arguments, part, n_parts
+        _sem_post(at + 8 * _WORK)
+    _call(function, arguments, 0, n_parts)
+    for part in range(1, n_parts):
+        if not _await(team + 8 * _WORDS * part + 8 * _DONE, LOOKS_FOR_END):
+            own[_RESTING] = RESTS
+    _sem_post(team + 8 * _WORK)
+
+
+def start() -> int:
+    """Start a worker for each core but one, once in a process; how many there are."""
+    with _starting:
+        if _state[0, _N_WORKERS]:
+            return int(_state[0, _N_WORKERS])
+        n_workers = min(n_cores() - 1, MOST_WORKERS)
+        libc = ctypes.CDLL(None)
+        address, stride = _state.ctypes.data, _state.strides[0]
+        libc.sem_init(ctypes.c_void_p(address + 8 * _WORK), 0, 1)
+        for worker in range(1, n_workers + 1):
+            at = address + worker * stride
+            for semaphore in (_WORK, _DONE):
+                libc.sem_init(ctypes.c_void_p(at + 8 * semaphore), 0, 0)
+            # they wait for the end of the process, without the interpreter's lock
+            threading.Thread(target=_serve, args=(at,), name=f"amem-team-{worker}", daemon=True).start()
+        _state[0, _N_WORKERS] = n_workers
+        return n_workers
