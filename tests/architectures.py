@@ -89,6 +89,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 0.707,
         },
     },
+    "qwen2": {"hidden_size": 128},  # head dim 32
     "qwen3": {"head_dim": 64},
     "qwen3_moe": {"head_dim": 64, **_EXPERTS},
     "mixtral": {"hidden_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2},  # head dim 32

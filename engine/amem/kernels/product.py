@@ -30,23 +30,25 @@ from amem.kernels.vectors import (
 )
 
 SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a model has matrices
-#: Columns of the table: address of the float32 matrix (0: free), its rows and columns, bits of a code, addresses of the
-#: codes ``[rows, columns * bits / 32]`` and of the float16 scales and biases, one for each four words. The last row is
-#: no slot: it counts the products with packed weights and with float32 ones, and has the addresses of what computes a
-#: part of a packed product and of one of the library.
+#: Columns of an entry: address of the float32 matrix (0: a free slot of the table), its rows and columns, the bits of a
+#: code (0: it is not packed), addresses of the codes ``[rows, columns * bits / 32]`` and of the float16 scales and
+#: biases, one for each four words.
 COLUMNS = 7
-_PACKED_PART, _LIBRARY_PART = 2, 3
+_MATRIX, _ROWS, _COLUMNS, BITS, _CODES, _SCALES, _BIASES = range(COLUMNS)
+#: The table's last row is no slot: it counts the products with packed weights and with float32 ones, and has the
+#: addresses of what computes a part of a product here and of what lets the library compute one.
+_FEW_PART, _LIBRARY_PART = 2, 3
 #: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores. Called in
 #: a loop it wins from eight on; between the other operations of a decode step its threads must be woken each time.
 MOST_PACKED, MOST_FLOATS = 12, 4
 AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
-#: Multiplications from which on a part is worth a thread.
-WORTH_PACKED, WORTH_LIBRARY = 2_000_000, 4_000_000
-TILE = 64  #: outputs of which a part has a whole multiple
-#: What the parts of one product are given, each in 64 bits.
-_M, _N, _K, _AT, _A, _LDA, _B, _LDB, _C, _LDC, _ALPHA, _BETA = range(12)
+#: Multiplications that are worth a thread.
+WORTH_FEW, WORTH_LIBRARY = 2_000_000, 4_000_000
+TILE = 64  #: outputs of which a part has a whole multiple, as a library is slow with the rest of a tile
+#: What the parts of a product are given, each in 64 bits: those of ``cblas_sgemm``, and the address of an entry.
+_M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ALPHA, _BETA, _ENTRY = range(12)
 _N_ARGUMENTS = 12
 _LIBRARY, _TABLE = "amem_library_sgemm", "amem_packed_weights"
 
@@ -55,6 +57,7 @@ Table = npt.NDArray[np.int64]
 
 #: Numba reads it by its address, so that what was compiled can be kept on disk.
 table: Table = np.zeros((SLOTS + 1, COLUMNS), np.int64)
+binding.add_symbol(_TABLE, table.ctypes.data)
 
 _compiled = nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 _i4, _i8, _f4 = nb.types.int32, nb.types.int64, nb.types.float32
@@ -69,19 +72,24 @@ def enter(address: int, entry: Sequence[int]) -> bool:
     """
     for probe in range(SLOTS):
         at = ((address >> 6) + probe) & (SLOTS - 1)
-        if table[at, 1] == 0:
-            table[at, 2:] = entry[1:]
+        if table[at, _ROWS] == 0:
+            table[at, _COLUMNS:] = entry[1:]
             table[at, 0] = address  # a thread that multiplies may look at any time: the rows, which are tested, go last
-            table[at, 1] = entry[0]
+            table[at, _ROWS] = entry[0]
             return True
     return False
 
 
 def leave(address: int) -> None:
     """Take a matrix out of the table. Its slot can be used again, and does not end the search for others."""
-    at = _find(table, address)
+    at = find(address)
     if at >= 0:
-        table[at, 1] = 0
+        table[at, _ROWS] = 0
+
+
+def find(address: int) -> int:
+    """The table's row with the packed form of the float32 matrix at an address, or -1."""
+    return int(_find(table, address))
 
 
 @_compiled
@@ -89,14 +97,14 @@ def _find(slots: Table, address: int) -> int:
     """The slot of a packed matrix, or -1."""
     at = (address >> 6) & (SLOTS - 1)
     while slots[at, 0] != 0:
-        if slots[at, 0] == address and slots[at, 1] != 0:
+        if slots[at, 0] == address and slots[at, _ROWS] != 0:
             return at
         at = (at + 1) & (SLOTS - 1)
     return -1
 
 
 @_compiled
-def _rows_times_packed(
+def _times_packed(
     entry: Table,
     begin: int,
     end: int,
@@ -108,8 +116,8 @@ def _rows_times_packed(
     out: int,
     out_row: int,
 ) -> None:
-    """Products of some rows of x with rows ``begin`` to ``end - 1`` of a packed matrix."""
-    bits, columns = entry[3], entry[2]
+    """Products of some rows at ``x`` with rows ``begin`` to ``end - 1`` of a packed matrix."""
+    bits, columns = entry[BITS], entry[_COLUMNS]
     per_word = 32 // bits
     n_words = columns // per_word
     at_once = 1 if n_rows == 1 else AT_ONCE
@@ -124,8 +132,8 @@ def _rows_times_packed(
     dots = np.empty(AT_ONCE, np.float32)
     found = dots.ctypes.data
     for row in range(begin, end):
-        codes = entry[4] + row * n_words * 4
-        scales, biases = entry[5] + row * n_words // 2, entry[6] + row * n_words // 2
+        codes = entry[_CODES] + row * n_words * 4
+        scales, biases = entry[_SCALES] + row * n_words // 2, entry[_BIASES] + row * n_words // 2
         for r in range(0, n_rows, at_once):
             at = turned.ctypes.data + r * stride
             if bits == 4:
@@ -142,11 +150,12 @@ def _rows_times_packed(
 
 
 @_compiled
-def _rows_times_floats(
+def _times_floats(
     matrix: int,
-    rows: int,
     columns: int,
-    stride: int,
+    row_bytes: int,
+    begin: int,
+    end: int,
     n_rows: int,
     x: int,
     x_row: int,
@@ -155,9 +164,10 @@ def _rows_times_floats(
     out: int,
     out_row: int,
 ) -> None:
+    """The same with a float32 matrix."""
     whole = columns // 32
-    for row in range(rows):
-        at = matrix + row * stride * 4
+    for row in range(begin, end):
+        at = matrix + row * row_bytes
         for r in range(n_rows):
             dot = dot_floats(at, x + r * x_row, whole)
             for k in range(32 * whole, columns):
@@ -172,18 +182,21 @@ def _finish(dot: np.float32, alpha: np.float32, beta: np.float32, out: int) -> N
 
 @_compiled
 def _bounds(n: int, part: int, n_parts: int) -> tuple[int, int]:
-    """The outputs of one part: whole tiles, as a library is slow with the rest of one."""
+    """The outputs of one part: from the first up to the second."""
     end = n if part + 1 == n_parts else n * (part + 1) // n_parts // TILE * TILE
     return n * part // n_parts // TILE * TILE, end
 
 
-def _part_of_packed(arguments, part, n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _part_of_few(arguments, part, n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     a = nb.carray(pointer(arguments), (_N_ARGUMENTS,), np.int64)
-    slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
-    entry = slots[a[_AT]]
-    begin, end = _bounds(entry[1], part, n_parts)
+    entry = nb.carray(pointer(a[_ENTRY]), (COLUMNS,), np.int64)
+    begin, end = _bounds(a[_N], part, n_parts)
+    m, x, x_row, out, out_row = a[_M], a[_A], 4 * a[_LDA], a[_C], 4 * a[_LDC]
     alpha, beta = single(arguments + 8 * _ALPHA), single(arguments + 8 * _BETA)
-    _rows_times_packed(entry, begin, end, a[_M], a[_A], 4 * a[_LDA], alpha, beta, a[_C], 4 * a[_LDC])
+    if entry[BITS]:
+        _times_packed(entry, begin, end, m, x, x_row, alpha, beta, out, out_row)
+    else:
+        _times_floats(entry[_MATRIX], a[_K], 4 * a[_LDB], begin, end, m, x, x_row, alpha, beta, out, out_row)
 
 
 def _part_of_library(arguments, part, n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -199,15 +212,34 @@ def _part_of_library(arguments, part, n_parts):  # type: ignore[no-untyped-def] 
     )
 
 
+@_compiled
+def _run(given: Table, worth: int, part: int) -> None:
+    """Compute a product in parts, on as many threads as it is worth."""
+    slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+    n_parts = team.n_parts_for(given[_M] * given[_N] * given[_K], worth)
+    team.run(slots[SLOTS, part], given.ctypes.data, n_parts)
+
+
+@_compiled
+def rows_times(entry: Table, x: Floats, out: Floats) -> None:
+    """``out [n, rows] = x [n, columns] @ matrix.T`` for an entry of at least `COLUMNS` values; both row by row."""
+    given = np.empty(_N_ARGUMENTS, np.int64)
+    given[_M], given[_N], given[_K], given[_LDB] = len(x), entry[_ROWS], entry[_COLUMNS], entry[_COLUMNS]
+    given[_A], given[_LDA], given[_C], given[_LDC] = x.ctypes.data, x.shape[1], out.ctypes.data, out.shape[1]
+    given[_ENTRY] = entry.ctypes.data
+    put(given.ctypes.data + 8 * _ALPHA, np.float32(1.0))
+    put(given.ctypes.data + 8 * _BETA, np.float32(0.0))
+    _run(given, WORTH_FEW, _FEW_PART)
+
+
 def compiled_sgemm(library: int) -> int:
     """Address of a ``cblas_sgemm`` that computes a few rows here, and divides the rest for the one at an address.
 
     The first time on a machine it is compiled. One for each process: another ``library`` later changes nothing.
     """
     binding.add_symbol(_LIBRARY, library)
-    binding.add_symbol(_TABLE, table.ctypes.data)
     part = nb.cfunc(team.PART, nopython=True, cache=True, error_model="numpy")
-    table[SLOTS, _PACKED_PART] = part(_part_of_packed).address
+    table[SLOTS, _FEW_PART] = part(_part_of_few).address
     table[SLOTS, _LIBRARY_PART] = part(_part_of_library).address
 
     @nb.cfunc(_SGEMM, nopython=True, cache=True, error_model="numpy")
@@ -215,24 +247,24 @@ def compiled_sgemm(library: int) -> int:
         if order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
             _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
             return
-        slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
-        at = _find(slots, b) if m <= MOST_PACKED else -1
-        packed = at >= 0 and slots[at, 1] == n and slots[at, 2] == k and ldb == k
-        if m <= MOST_FLOATS and not packed:
-            slots[SLOTS, 1] += 1
-            _rows_times_floats(b, n, k, ldb, m, a, 4 * lda, alpha, beta, c, 4 * ldc)
-            return
         given = np.empty(_N_ARGUMENTS, np.int64)
-        given[_M], given[_N], given[_K], given[_AT] = m, n, k, at
+        given[_M], given[_N], given[_K] = m, n, k
         given[_A], given[_LDA], given[_B], given[_LDB], given[_C], given[_LDC] = a, lda, b, ldb, c, ldc
         put(given.ctypes.data + 8 * _ALPHA, alpha)
         put(given.ctypes.data + 8 * _BETA, beta)
-        if packed:
+        slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+        at = _find(slots, b) if m <= MOST_PACKED else -1
+        if at >= 0 and slots[at, _ROWS] == n and slots[at, _COLUMNS] == k and ldb == k:
             slots[SLOTS, 0] += 1
-            n_parts = team.n_parts_for(m * n * k, WORTH_PACKED)
-            team.run(slots[SLOTS, _PACKED_PART], given.ctypes.data, n_parts)
+            given[_ENTRY] = slots[at].ctypes.data
+            _run(given, WORTH_FEW, _FEW_PART)
+        elif m <= MOST_FLOATS:
+            slots[SLOTS, 1] += 1
+            entry = np.zeros(COLUMNS, np.int64)
+            entry[_MATRIX] = b
+            given[_ENTRY] = entry.ctypes.data
+            _run(given, WORTH_FEW, _FEW_PART)
         else:
-            n_parts = team.n_parts_for(m * n * k, WORTH_LIBRARY)
-            team.run(slots[SLOTS, _LIBRARY_PART], given.ctypes.data, n_parts)
+            _run(given, WORTH_LIBRARY, _LIBRARY_PART)
 
     return int(sgemm.address)

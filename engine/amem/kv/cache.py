@@ -36,6 +36,11 @@ class LayerCache:
         """Tokens before this step: an int, or ``[B]`` for a batch of several."""
         return self._offset
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The same as numbers: of each sequence, the position of the step's first token."""
+        return tuple(sequence.n_tokens for sequence in self._sequences)
+
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: `attend` makes its own."""
 

@@ -56,7 +56,7 @@ def _compiled() -> ModuleType | None:
     assert library is not None
     with _lock:
         try:
-            from amem.kernels import product, team
+            from amem.kernels import decoder, product, team  # noqa: F401  # all that is compiled
 
             address = product.compiled_sgemm(library)
             if blas.can_set_threads():
@@ -109,6 +109,15 @@ def register(model: nn.Module, matrices: Mapping[str, PackedMatrix], products: M
         weakref.finalize(module, _forget, address, products).atexit = False
         n += 1
     return n
+
+
+def entry(module: nn.Module, products: ModuleType) -> tuple[list[int], tuple[Any, ...]]:
+    """A float32 linear layer as the kernels take it: its entry and its bias; and what must be kept alive meanwhile."""
+    weight = np.asarray(module.weight)
+    bias = np.asarray(module.bias) if "bias" in module else None
+    at = products.find(_address(weight))
+    values = products.table[at].tolist() if at >= 0 else [_address(weight), *weight.shape, 0, 0, 0, 0]
+    return [*values, 0 if bias is None else _address(bias)], (module.weight, weight, bias)
 
 
 def _forget(address: int, products: ModuleType) -> None:

@@ -31,7 +31,8 @@ def checked_spec(
         The model's attention cannot be carried.
     """
     install(model)
-    checked = f"checked-{backend.name}"
+    own_steps = any(hasattr(module, "step") for _, module in model.named_modules())  # see amem.model.decoder
+    checked = f"checked-{backend.name}" + ("-steps" if own_steps else "")
     if (known := recall(checked, fingerprint)) is not None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return ModelCacheSpec.from_dict(known)

@@ -1,0 +1,156 @@
+"""Decoder layers of a known form, whose decode step is two calls of our kernels around the model's attention.
+
+Where MLX computes on Linux's CPU it hands each of a layer's twenty operations to another thread, and for one token that
+takes longer than to compute them. So the layers of some model files, those with the form of Llama's, get a class that
+computes a single token of each sequence by `amem.kernels.decoder`, and leaves all else (prompts, other caches) to the
+class that it comes from. The self-check compares the result with the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx import nn
+from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models.rope_utils import Llama3RoPE
+
+from amem.kernels import decoder as kernels
+from amem.kernels import product
+from amem.model import packed
+
+Floats = npt.NDArray[np.float32]
+
+_FILES = (llama, qwen2, qwen3)
+_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_EMPTY: Floats = np.empty(0, np.float32)
+
+
+class Rope:
+    """Rotary positions of one kind: the cosines and sines of a step, for all layers that share them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.traditional = bool(module.traditional)
+        if type(module) is Llama3RoPE:
+            self._scale, inverse = np.float32(1.0), np.float32(1.0) / np.array(module._freqs)  # noqa: SLF001
+        else:
+            self._scale, half = np.float32(module.scale), module.dims // 2
+            step = np.float32(np.log(module.base) / half)
+            inverse = np.exp(-np.arange(half, dtype=np.float32) * step)  # as MLX computes them
+        self._inverse: Floats = inverse.astype(np.float32)
+        self._positions: Sequence[int] = ()
+        self._found: tuple[Floats, Floats] = (_EMPTY, _EMPTY)
+
+    @property
+    def key(self) -> tuple[bool, float, bytes]:
+        """The same for modules that rotate alike."""
+        return self.traditional, float(self._scale), self._inverse.tobytes()
+
+    def at(self, positions: Sequence[int]) -> tuple[Floats, Floats]:
+        """Cosines and sines ``[n, dims / 2]`` at some positions."""
+        if positions != self._positions:
+            angles = np.array(positions, np.float32)[:, None] * self._scale * self._inverse
+            self._found, self._positions = (np.cos(angles), np.sin(angles)), positions
+        return self._found
+
+
+class Step:
+    """One layer's weights, as the kernels take them, and its step."""
+
+    def __init__(self, layer: Any, ropes: dict[Any, Rope]) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        modules = [getattr(attention if name in attention else mlp, name) for name in _MATRICES]
+        self._kept = [packed.entry(module, product) for module in modules]
+        self._entries = np.array([values for values, _ in self._kept], np.int64)
+        self.most_rows = product.MOST_PACKED if self._entries[:, product.BITS].all() else product.MOST_FLOATS
+        rope = Rope(attention.rope)
+        self._rope = ropes.setdefault(rope.key, rope)
+        self._norms = [_floats(norm.weight) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        self._eps = [np.float32(norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        per_head = [attention[name] for name in ("q_norm", "k_norm") if name in attention]
+        self._head_norms = [_floats(norm.weight) for norm in per_head] or [_EMPTY, _EMPTY]
+        self._head_eps = np.float32(per_head[0].eps if per_head else 0.0)
+        self._heads = (attention.n_heads, attention.n_kv_heads, attention.n_kv_heads)
+        self._widths = [module.weight.shape[0] for module in modules[:3]]
+        self._scale = attention.scale
+        self._namespace = type(attention).__call__.__globals__  # its attention function is hooked later
+
+    def __call__(self, x: mx.array, layer_cache: Any) -> mx.array:
+        """The layer's output for ``x [B, 1, D]``."""
+        n = x.shape[0]
+        rows = np.asarray(x).reshape(n, -1)
+        cos, sin = self._rope.at(layer_cache.positions)
+        outs = [np.empty((n, width), np.float32) for width in self._widths]
+        kernels.before_attention(
+            rows,
+            self._entries,
+            self._norms[0],
+            self._eps[0],
+            *self._head_norms,
+            self._head_eps,
+            self._widths[0] // self._heads[0],
+            cos,
+            sin,
+            self._rope.traditional,
+            *outs,
+        )
+        shaped = [mx.array(out.reshape(n, heads, 1, -1)) for out, heads in zip(outs, self._heads, strict=True)]
+        keys, values = layer_cache.update_and_fetch(*shaped[1:])
+        attend = self._namespace["scaled_dot_product_attention"]
+        found = attend(shaped[0], keys, values, cache=layer_cache, scale=self._scale, mask=None)
+        attended = np.asarray(found).reshape(n, -1)
+        out = np.empty_like(rows)
+        kernels.after_attention(rows, attended, self._entries, self._norms[1], self._eps[1], out)
+        return mx.array(out.reshape(x.shape))
+
+
+def _floats(array: mx.array) -> Floats:
+    return np.array(array.astype(mx.float32))
+
+
+@cache
+def _stepping(base: Any) -> type:
+    """A class of layers with a `Step`, for layers of a class."""
+
+    class DecoderLayer(base):  # type: ignore[misc]
+        def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            positions = getattr(cache, "positions", None)  # only our caches have them
+            step = self.step
+            if positions is None or x.shape[1] != 1 or x.dtype != mx.float32 or len(positions) > step.most_rows:
+                return cast("mx.array", super().__call__(x, mask, cache))
+            return cast("mx.array", step(x, cache))
+
+    return DecoderLayer
+
+
+def adopt(model: nn.Module) -> int:
+    """Let the layers of a loaded float32 model compute decode steps by the kernels; how many do. Others are left alone.
+
+    The model's weights may not be replaced afterwards.
+    """
+    ropes: dict[Any, Rope] = {}
+    layers = [module for _, module in model.named_modules() if _is_known(module)]
+    for layer in layers:
+        step = Step(layer, ropes)
+        layer.__class__ = _stepping(type(layer))  # type: ignore[arg-type]  # a class is hashable
+        layer.step = step
+    return len(layers)
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether a module is a decoder layer that consists of nothing but what a step computes."""
+    for file in _FILES:
+        if type(module) is file.TransformerBlock:
+            attention, mlp = module.self_attn, module.mlp
+            linear = [getattr(attention if name in attention else mlp, name) for name in _MATRICES]
+            return (
+                type(attention) is file.Attention
+                and type(mlp) is file.MLP
+                and type(attention.rope) in (nn.RoPE, Llama3RoPE)
+                and all(type(part) is nn.Linear and part.weight.dtype == mx.float32 for part in linear)
+            )
+    return False
