@@ -1,23 +1,25 @@
-"""One kernel on several cores: its parts run at the same time, in threads that wait for work without taking time."""
+"""One kernel on several cores, for callers in Python."""
 
 from __future__ import annotations
 
-import os
+import ctypes
+import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
-#: Parts are worth another thread from this many multiplications on: they take as long as handing over, some 50
-#: microseconds between the other operations of a decode step.
-WORTH = 2_000_000
+import numba as nb
+
+from amem.kernels import team
+
+#: Parts are worth another thread from this many multiplications on.
+WORTH = 1_000_000
+
+Kernel = Callable[[int, int], None]
+
+_running: dict[int, tuple[Kernel, list[BaseException]]] = {}
+_numbers = itertools.count()
 
 
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def share(kernel: Callable[[int, int], None], work: int, most: int) -> None:
+def share(kernel: Kernel, work: int, most: int) -> None:
     """Run ``kernel(part, n_parts)`` for all parts, as many as are worth a thread each, and wait for them.
 
     Parameters
@@ -28,14 +30,37 @@ def share(kernel: Callable[[int, int], None], work: int, most: int) -> None:
         Multiplications of all parts together.
     most
         Parts that it can be divided into.
+
+    Raises
+    ------
+        Exception: what a part raised, after all have ended.
     """
-    n_parts = max(1, min(n_cores(), most, work // WORTH))
-    others = [_threads().submit(kernel, part, n_parts) for part in range(1, n_parts)]
-    kernel(0, n_parts)
-    for other in others:
-        other.result()
+    n_parts = max(1, min(team.start() + 1, most, work // WORTH))
+    if n_parts == 1:
+        kernel(0, 1)
+        return
+    number, errors = next(_numbers), list[BaseException]()
+    _running[number] = kernel, errors
+    try:
+        _run(_part_address, number, n_parts)
+    finally:
+        del _running[number]
+    if errors:
+        raise errors[0]
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, n_cores() - 1), "amem-kernel")
+@nb.njit("void(i8, i8, i8)", nogil=True, cache=True)
+def _run(function: int, number: int, n_parts: int) -> None:
+    team.run(function, number, n_parts)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+def _part(number: int, part: int, n_parts: int) -> None:
+    kernel, errors = _running[number]
+    try:
+        kernel(part, n_parts)
+    except BaseException as error:  # noqa: BLE001  # raised by `share`: an error cannot leave a callback
+        errors.append(error)
+
+
+_part_address = ctypes.cast(_part, ctypes.c_void_p).value

@@ -36,8 +36,9 @@ SLOTS = 1 << 14  #: of the table: a power of two, several times as many as a mod
 COLUMNS = 7
 _MATRIX, _ROWS, _COLUMNS, BITS, _CODES, _SCALES, _BIASES = range(COLUMNS)
 #: The table's last row is no slot: it counts the products with packed weights and with float32 ones, and has the
-#: addresses of what computes a part of a product here and of what lets the library compute one.
-_FEW_PART, _LIBRARY_PART = 2, 3
+#: addresses of what computes a part of a product here and of what lets the library compute one, and whether the
+#: library's products are divided at all.
+_FEW_PART, _LIBRARY_PART, _DIVIDED = 2, 3, 4
 #: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores. Called in
 #: a loop it wins from eight on; between the other operations of a decode step its threads must be woken each time.
 MOST_PACKED, MOST_FLOATS = 12, 4
@@ -45,7 +46,7 @@ AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
 #: Multiplications that are worth a thread.
-WORTH_FEW, WORTH_LIBRARY = 2_000_000, 4_000_000
+WORTH_FEW, WORTH_LIBRARY, NEVER = 150_000, 4_000_000, 1 << 62
 TILE = 64  #: outputs of which a part has a whole multiple, as a library is slow with the rest of a tile
 #: What the parts of a product are given, each in 64 bits: those of ``cblas_sgemm``, and the address of an entry.
 _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ALPHA, _BETA, _ENTRY = range(12)
@@ -232,15 +233,17 @@ def rows_times(entry: Table, x: Floats, out: Floats) -> None:
     _run(given, WORTH_FEW, _FEW_PART)
 
 
-def compiled_sgemm(library: int) -> int:
-    """Address of a ``cblas_sgemm`` that computes a few rows here, and divides the rest for the one at an address.
+def compiled_sgemm(library: int, *, divided: bool) -> int:
+    """Address of a ``cblas_sgemm`` that computes a few rows here, and leaves the rest to the one at an address.
 
-    The first time on a machine it is compiled. One for each process: another ``library`` later changes nothing.
+    ``divided``: in parts, from several threads at once. The first time on a machine it is compiled. One for each
+    process: another ``library`` later changes nothing.
     """
     binding.add_symbol(_LIBRARY, library)
     part = nb.cfunc(team.PART, nopython=True, cache=True, error_model="numpy")
     table[SLOTS, _FEW_PART] = part(_part_of_few).address
     table[SLOTS, _LIBRARY_PART] = part(_part_of_library).address
+    table[SLOTS, _DIVIDED] = divided
 
     @nb.cfunc(_SGEMM, nopython=True, cache=True, error_model="numpy")
     def sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -265,6 +268,6 @@ def compiled_sgemm(library: int) -> int:
             given[_ENTRY] = entry.ctypes.data
             _run(given, WORTH_FEW, _FEW_PART)
         else:
-            _run(given, WORTH_LIBRARY, _LIBRARY_PART)
+            _run(given, WORTH_LIBRARY if slots[SLOTS, _DIVIDED] else NEVER, _LIBRARY_PART)
 
     return int(sgemm.address)

@@ -11,6 +11,7 @@ depends on it. (A library may give other bits for a part than for the whole.)
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 
 import numba as nb
@@ -20,13 +21,12 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from amem.kernels.cores import n_cores
 from amem.kernels.vectors import address_of, pointer
 
 MOST_WORKERS = 63
 #: Looks at a semaphore before a thread sleeps on it, of one to five nanoseconds each: a worker's for its next part, and
 #: those for its end, by when it can have been woken up.
-LOOKS_FOR_WORK, LOOKS_FOR_END = 40_000, 300_000
+LOOKS_FOR_WORK, LOOKS_FOR_END = 120_000, 300_000
 _TEAM = "amem_team"
 _SEMAPHORE = 8  # words of 64 bits, so that each has a cache line
 RESTS = 32  #: products that are not handed over after one that was waited for
@@ -118,8 +118,16 @@ def run(function: int, arguments: int, n_parts: int) -> None:
     _sem_post(team + 8 * _WORK)
 
 
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def start() -> int:
     """Start a worker for each core but one, once in a process; how many there are."""
+    n_workers = int(_state[0, _N_WORKERS])
+    if n_workers:
+        return n_workers
     with _starting:
         if _state[0, _N_WORKERS]:
             return int(_state[0, _N_WORKERS])

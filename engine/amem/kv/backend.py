@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from amem.errors import InputError
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
 from amem.kv.codec import Codec
+from amem.kv.sequence import Join
 from amem.model.hook import Gate
+
+Floats = npt.NDArray[np.float32]
 
 BACKENDS = ("auto", "reference", "cpu")
 _REMEDY = f"`{sys.executable} -m pip install numba` and restart"
@@ -28,6 +33,20 @@ class Attend(Protocol):
     ) -> mx.array: ...
 
 
+class AttendRow(Protocol):
+    """See `amem.kv.cpu.attend_row`."""
+
+    def __call__(self, q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats | None: ...
+
+
+@dataclass(frozen=True)
+class SingleTokens:
+    """How a layer that computes single tokens by kernels stores and attends to them, in the thread that it runs in."""
+
+    attend: AttendRow
+    join: Join
+
+
 @dataclass(frozen=True)
 class Backend:
     """One way to compute attention, and a feed-forward layer's gate."""
@@ -35,6 +54,7 @@ class Backend:
     name: str  #: "reference" or "cpu"
     attend: Attend
     gate: Gate | None = None  #: of many tokens at once; None: the model's own
+    single: SingleTokens | None = None  #: for `amem.model.decoder`; None: its layers are left alone
     warning: str | None = None  #: why it is not the one that would be faster here
 
 
@@ -73,8 +93,9 @@ def _compiled() -> Backend:
         warning = f"Attention is several times slower on the CPU without numba: {_REMEDY}."
         return Backend("reference", reference.attend, warning=warning)
     try:
-        from amem.kv.cpu import attend, swiglu
+        from amem.kernels import decoder  # noqa: F401  # to be compiled now
+        from amem.kv.cpu import attend, attend_row, join, swiglu
     except Exception as error:  # noqa: BLE001  # whatever numba does not like here, the reference computes the same
         warning = f"The CPU's attention kernels could not be compiled ({error}); attention is several times slower."
         return Backend("reference", reference.attend, warning=warning)
-    return Backend("cpu", attend, swiglu)
+    return Backend("cpu", attend, swiglu, SingleTokens(attend_row, join))

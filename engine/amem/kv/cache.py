@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
-from amem.kv.backend import Attend
+from amem.kv.backend import Attend, SingleTokens
 from amem.kv.sequence import SequenceState
+
+Floats = npt.NDArray[np.float32]
 
 
 class LayerCache:
@@ -23,9 +27,15 @@ class LayerCache:
     """
 
     def __init__(
-        self, sequences: Sequence[SequenceState], slot: int, offset: int | mx.array, attention: Attend
+        self,
+        sequences: Sequence[SequenceState],
+        slot: int,
+        offset: int | mx.array,
+        attention: Attend,
+        single: SingleTokens | None = None,
     ) -> None:
         self._offset = offset
+        self._single = single
         self._sequences = sequences
         self._slot = slot
         self._attention = attention
@@ -37,9 +47,9 @@ class LayerCache:
         return self._offset
 
     @property
-    def positions(self) -> tuple[int, ...]:
-        """The same as numbers: of each sequence, the position of the step's first token."""
-        return tuple(sequence.n_tokens for sequence in self._sequences)
+    def positions(self) -> tuple[int, ...] | None:
+        """The same as numbers, of each sequence; None if `attend_single` is not to be called."""
+        return tuple(sequence.n_tokens for sequence in self._sequences) if self._single is not None else None
 
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: `attend` makes its own."""
@@ -62,6 +72,22 @@ class LayerCache:
         ]
         return mx.stack(rows)
 
+    def attend_single(self, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
+        """Append K and V ``[B, H, 1, D]`` of one token of each sequence, float32, and attend to all with ``q``.
+
+        Gives ``[B, Hq, 1, Dv]``. The same as `update_and_fetch` and `attend`, in this thread alone where that can be.
+        """
+        assert self._single is not None
+        rows = []
+        for row, sequence in enumerate(self._sequences):
+            view = sequence.append(self._slot, mx.array(k[row]), mx.array(v[row]), self._single.join)
+            start, codec = sequence.n_tokens, sequence.layout.codec
+            found = self._single.attend(q[row], view, start=start, scale=scale, codec=codec)
+            if found is None:
+                found = np.asarray(self._attention(mx.array(q[row]), view, start=start, scale=scale, codec=codec))
+            rows.append(found)
+        return np.stack(rows)
+
 
 class BatchQuantizedKVCache:
     """A step's cache over sequences of any lengths: no padding, nothing merged or copied when one joins or leaves.
@@ -75,8 +101,9 @@ class BatchQuantizedKVCache:
         sequences: Sequence[SequenceState],
         template: Callable[[], list[Any]],
         attention: Attend = reference.attend,
+        single: SingleTokens | None = None,
     ) -> None:
-        self._attention = attention
+        self._attention, self._single = attention, single
         self.sequences = list(sequences)
         self.offset: int | mx.array = (
             self.sequences[0].n_tokens
@@ -93,7 +120,7 @@ class BatchQuantizedKVCache:
         slot = self._slot
         self._slot += 1
         if not isinstance(cache, ArraysCache):
-            return LayerCache(self.sequences, slot, self.offset, self._attention)
+            return LayerCache(self.sequences, slot, self.offset, self._attention, self._single)
         rows = []
         for sequence in self.sequences:
             row = ArraysCache(len(cache.cache))

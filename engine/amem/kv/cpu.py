@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -28,6 +29,7 @@ _KINDS = {
     "fp16": (tiles.PLAIN, 0),
     "exact": (tiles.PLAIN, 0),
 }
+Floats = npt.NDArray[np.float32]
 _DTYPES = {mx.float16: tiles.FLOAT16, mx.bfloat16: tiles.BFLOAT16, mx.float32: tiles.FLOAT32}
 _QUANTIZED, _PLAIN = ("k.codes", "k.scales", "k.biases", "v.codes", "v.scales", "v.biases"), ("k", "v")
 
@@ -43,19 +45,57 @@ def attend(
     stored_as = _KINDS.get(codec.name.removesuffix(WIDE))
     if stored_as is None:
         return reference.attend(q, view, start=start, scale=scale, codec=codec, sinks=sinks)
-    kind, bits = stored_as
-    heads_q, length, k_dim = q.shape
-    heads, _, v_dim = view.v_exact.shape
-    stretches = [stretch for stretch in view.stretches if stretch.n_tokens]
     exact = [q, view.k_exact, view.v_exact, *(view.first or ()), *(() if sinks is None else (sinks,))]
     exact = [array if array.dtype == mx.float32 else array.astype(mx.float32) for array in exact]
+    names = _QUANTIZED if stored_as[1] else _PLAIN
+    mx.eval(exact, [stretch.parts[name] for stretch in view.stretches if not stretch.addresses for name in names])
+    buffers = [np.asarray(array) for array in exact]
+    first = (buffers[3], buffers[4]) if view.first is not None else None
+    logits = None if sinks is None else buffers[-1]
+    out = _attend(buffers[0], view, buffers[1:3], first, logits, stored_as, start=start, scale=scale, codec=codec)
+    result = mx.array(out)
+    return result if q.dtype == mx.float32 else result.astype(q.dtype)
+
+
+def attend_row(q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats | None:
+    """The same for ``q [Hq, L, Dk]``, and a view whose exact tokens are evaluated and float32; None: not this codec.
+
+    It waits for no other thread, which for a single token takes as long as its attention.
+    """
+    stored_as = _KINDS.get(codec.name.removesuffix(WIDE))
+    if stored_as is None:
+        return None
+    exact = [np.asarray(view.k_exact), np.asarray(view.v_exact)]
+    first = None if view.first is None else (np.asarray(view.first[0]), np.asarray(view.first[1]))
+    return _attend(q, view, exact, first, None, stored_as, start=start, scale=scale, codec=codec)
+
+
+def join(one: mx.array, other: mx.array) -> mx.array:
+    """``[H, n, D]`` and ``[H, m, D]`` as ``[H, n + m, D]``, of evaluated float32 arrays, and evaluated."""
+    return mx.array(np.concatenate([np.asarray(one), np.asarray(other)], axis=1))
+
+
+def _attend(
+    q: Floats,
+    view: LayerView,
+    exact: Sequence[Floats],
+    first: tuple[Floats, Floats] | None,
+    sinks: Floats | None,
+    stored_as: tuple[int, int],
+    *,
+    start: int,
+    scale: float,
+    codec: Codec,
+) -> Floats:
+    kind, bits = stored_as
+    heads_q, length, k_dim = q.shape
+    heads, _, v_dim = exact[1].shape
     names = _QUANTIZED if bits else _PLAIN
-    mx.eval(exact, [stretch.parts[name] for stretch in stretches if not stretch.addresses for name in names])
-    buffers = [np.ascontiguousarray(np.asarray(array)) for array in exact]
-    rows = np.multiply(buffers[0], np.float32(scale)).reshape(heads, -1, k_dim)
+    stretches = [stretch for stretch in view.stretches if stretch.n_tokens]
+    rows = np.multiply(q, np.float32(scale), order="C").reshape(heads, -1, k_dim)
     out = np.empty((*rows.shape[:2], v_dim), np.float32)
-    first = buffers[3:5] if view.first is not None else [np.empty((heads, 0, d), np.float32) for d in (k_dim, v_dim)]
-    logits = np.full(heads_q, -np.inf, np.float32) if sinks is None else buffers[-1]
+    none = [np.empty((heads, 0, d), np.float32) for d in (k_dim, v_dim)]
+    logits = np.full(heads_q, -np.inf, np.float32) if sinks is None else sinks
     dtype, k_scales, v_scales, sizes = _form(stretches[0].parts, names) if stretches else (tiles.FLOAT32, 1, 1, _NONE)
     kept: list[npt.NDArray[Any]] = []
     runs = [(s.start // GROUP, s.n_tokens // GROUP, *_addresses(s, names, kept)) for s in stretches]
@@ -69,8 +109,8 @@ def attend(
         bits,
         dtype,
         tiles.n_units(kind, bits),
-        *first,
-        *buffers[1:3],
+        *(np.ascontiguousarray(array) for array in first or none),
+        *(np.ascontiguousarray(array) for array in exact),
         view.exact_start,
         start,
         length,
@@ -86,8 +126,7 @@ def attend(
         partial(kernels.attend, *given), work=rows.shape[0] * rows.shape[1] * n_keys * (k_dim + v_dim), most=n_blocks
     )
     del kept  # until here: the kernel reads them by their addresses
-    result = mx.array(out.reshape(heads_q, length, v_dim))
-    return result if q.dtype == mx.float32 else result.astype(q.dtype)
+    return out.reshape(heads_q, length, v_dim)
 
 
 _NONE = np.zeros(6, np.int64)

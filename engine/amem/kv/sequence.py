@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Buffer = npt.NDArray[Any]
 Buffers = Mapping[str, Buffer]
 Exact = tuple[mx.array, mx.array]
+Join = Callable[[mx.array, mx.array], mx.array]
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -36,6 +37,11 @@ def to_mlx(buffer: Buffer, dtype: mx.Dtype) -> mx.array:
     """Undo `to_numpy`."""
     array = mx.array(buffer)
     return array.view(mx.bfloat16) if dtype == mx.bfloat16 else array
+
+
+def _join(one: mx.array, other: mx.array) -> mx.array:
+    """``[H, n, D]`` and ``[H, m, D]`` as ``[H, n + m, D]``."""
+    return mx.concatenate([one, other], axis=1)
 
 
 @dataclass(frozen=True)
@@ -192,14 +198,13 @@ class SequenceState:
             if lane.window is not None:
                 lane.drop_before(self.n_tokens - lane.window + 1)
 
-    def append(self, slot: int, k: mx.array, v: mx.array) -> LayerView:
-        """Add a step's K and V ``[H, L, D]`` to one layer; gives what the step's queries see."""
+    def append(self, slot: int, k: mx.array, v: mx.array, join: Join = _join) -> LayerView:
+        """Add a step's K and V ``[H, L, D]`` to one layer, by ``join``; gives what the step's queries see."""
         lane_index, layer = self._slots[slot]
         lane, held = self.lanes[lane_index], self._open[slot]
         open_start = self.n_tokens - self._n_open
         if held.exact is not None:
-            k = mx.concatenate([held.exact[0], k], axis=1)
-            v = mx.concatenate([held.exact[1], v], axis=1)
+            k, v = join(held.exact[0], k), join(held.exact[1], v)
         cut = self._write_groups(lane_index, layer, held, k, v)
         held.exact = (_copy(k[:, cut:]), _copy(v[:, cut:])) if cut else (k, v)
         exact_start = self.n_tokens // GROUP * GROUP

@@ -21,7 +21,7 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 
 from amem.kernels import decoder as kernels
 from amem.kernels import product
-from amem.model import packed
+from amem.model import blas, hook, packed
 
 Floats = npt.NDArray[np.float32]
 
@@ -77,7 +77,6 @@ class Step:
         self._heads = (attention.n_heads, attention.n_kv_heads, attention.n_kv_heads)
         self._widths = [module.weight.shape[0] for module in modules[:3]]
         self._scale = attention.scale
-        self._namespace = type(attention).__call__.__globals__  # its attention function is hooked later
 
     def __call__(self, x: mx.array, layer_cache: Any) -> mx.array:
         """The layer's output for ``x [B, 1, D]``."""
@@ -98,11 +97,11 @@ class Step:
             self._rope.traditional,
             *outs,
         )
-        shaped = [mx.array(out.reshape(n, heads, 1, -1)) for out, heads in zip(outs, self._heads, strict=True)]
-        keys, values = layer_cache.update_and_fetch(*shaped[1:])
-        attend = self._namespace["scaled_dot_product_attention"]
-        found = attend(shaped[0], keys, values, cache=layer_cache, scale=self._scale, mask=None)
-        attended = np.asarray(found).reshape(n, -1)
+        shaped = [out.reshape(n, heads, 1, -1) for out, heads in zip(outs, self._heads, strict=True)]
+        if hook.spied():
+            arrays = [mx.array(array) for array in shaped]
+            hook.report(hook.AttentionCall(layer_cache, *arrays, self._scale, None, None))  # type: ignore[call-arg]
+        attended = layer_cache.attend_single(*shaped, self._scale).reshape(n, -1)
         out = np.empty_like(rows)
         kernels.after_attention(rows, attended, self._entries, self._norms[1], self._eps[1], out)
         return mx.array(out.reshape(x.shape))
@@ -130,8 +129,13 @@ def _stepping(base: Any) -> type:
 def adopt(model: nn.Module) -> int:
     """Let the layers of a loaded float32 model compute decode steps by the kernels; how many do. Others are left alone.
 
-    The model's weights may not be replaced afterwards.
+    The model's weights may not be replaced afterwards. Doing it again changes nothing.
     """
+    if not blas.rows_sent():
+        return 0  # the products could not be compiled
+    known = sum(hasattr(module, "step") for _, module in model.named_modules())
+    if known:
+        return known
     ropes: dict[Any, Rope] = {}
     layers = [module for _, module in model.named_modules() if _is_known(module)]
     for layer in layers:

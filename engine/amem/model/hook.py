@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -59,12 +59,24 @@ class _Dispatch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
         call = _as_call(*args, **kwargs)
-        seen = _seen.get()
-        if seen is not None:
-            seen.append(call)
-        if isinstance(call.cache, CarriedCache):
-            return call.cache.attend(call.queries, scale=call.scale, mask=call.mask, sinks=call.sinks)
+        report(call)
+        if hasattr(call.cache, "attend"):  # a protocol's own check takes as long as all of this call
+            return cast("CarriedCache", call.cache).attend(
+                call.queries, scale=call.scale, mask=call.mask, sinks=call.sinks
+            )
         return self.original(*args, **kwargs)
+
+
+def spied() -> bool:
+    """Whether this thread's attention calls are collected."""
+    return _seen.get() is not None
+
+
+def report(call: AttentionCall) -> None:
+    """Tell who collects this thread's attention calls of one."""
+    seen = _seen.get()
+    if seen is not None:
+        seen.append(call)
 
 
 class _GateDispatch:

@@ -128,9 +128,6 @@ def _load_folder(name: str, folder: Path, products: Future[ModuleType | None] | 
     mx.eval(model.state)  # RoPE frequencies are no parameters, but lazy all the same
     if products is not None and (compiled := products.result()) is not None:
         packed.register(model, matrices, compiled)
-        from amem.model import decoder
-
-        decoder.adopt(model)
     dtype = _compute_dtype(model)
     return LoadedModel(
         model=model,

@@ -56,12 +56,11 @@ def _compiled() -> ModuleType | None:
     assert library is not None
     with _lock:
         try:
-            from amem.kernels import decoder, product, team  # noqa: F401  # all that is compiled
+            from amem.kernels import product, team
 
-            address = product.compiled_sgemm(library)
-            if blas.can_set_threads():
-                team.start()  # beside a library's own threads it would be in the way
-            blas.send_rows(address)
+            team.start()
+            # a library that keeps its own threads would only be in their way
+            blas.send_rows(product.compiled_sgemm(library, divided=blas.can_set_threads()))
         except Exception:  # noqa: BLE001  # whatever numba does not like here, the library computes the same
             return None
     return product

@@ -31,8 +31,11 @@ def checked_spec(
         The model's attention cannot be carried.
     """
     install(model)
-    own_steps = any(hasattr(module, "step") for _, module in model.named_modules())  # see amem.model.decoder
-    checked = f"checked-{backend.name}" + ("-steps" if own_steps else "")
+    checked = f"checked-{backend.name}"
+    if backend.single is not None:
+        from amem.model import decoder  # needs numba, as this backend does
+
+        checked += "-steps" if decoder.adopt(model) else ""
     if (known := recall(checked, fingerprint)) is not None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return ModelCacheSpec.from_dict(known)

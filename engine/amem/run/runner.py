@@ -59,7 +59,7 @@ class Runner:
         backend: Backend = REFERENCE,
     ) -> None:
         self._attention = backend.attend
-        self._gate = backend.gate
+        self._gate, self._single = backend.gate, backend.single
         self._model = model
         self._template = template
         self._threads = ThreadChoice()
@@ -78,7 +78,7 @@ class Runner:
                 pause()  # an attention that evaluates its arrays has computed all layers up to here
                 return out
 
-            cache = BatchQuantizedKVCache([sequence], self._template, attend)
+            cache = BatchQuantizedKVCache([sequence], self._template, attend, self._single)
             with gated(self._gate):
                 self._model(mx.array([list(token_ids)]), cache=cache.layers)
             for array in cache.end(len(token_ids)):
@@ -91,7 +91,7 @@ class Runner:
     def score(self, sequence: SequenceState, token_ids: Sequence[int]) -> mx.array:
         """Feed some tokens to a sequence: float32 logits ``[L, V]``, one row after each of them, evaluated."""
         blas.set_threads(PREFILL)
-        cache = BatchQuantizedKVCache([sequence], self._template, self._attention)
+        cache = BatchQuantizedKVCache([sequence], self._template, self._attention, self._single)
         cache.begin(len(token_ids))
         with gated(self._gate):
             logits = self._model(mx.array([list(token_ids)]), cache=cache.layers)[0].astype(mx.float32)
@@ -104,7 +104,7 @@ class Runner:
         choice = self._threads.pick() if choosing else PREFILL
         started = time.perf_counter()
         blas.set_threads(choice)
-        cache = BatchQuantizedKVCache(sequences, self._template, self._attention)
+        cache = BatchQuantizedKVCache(sequences, self._template, self._attention, self._single)
         cache.begin(1)
         logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)
         mx.eval(logits, cache.end(1))

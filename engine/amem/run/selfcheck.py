@@ -103,9 +103,10 @@ class _Check:
 
     def _step(self, sequences: list[SequenceState], token_ids: list[list[int]]) -> mx.array:
         length = len(token_ids[0])
-        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model), self._backend.attend)
+        backend = self._backend
+        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model), backend.attend, backend.single)
         cache.begin(length)
-        with gated(self._backend.gate if length > 1 else None):
+        with gated(backend.gate if length > 1 else None):
             logits = _last(self._model(mx.array(token_ids), cache=cache.layers))
         mx.eval(logits, cache.end(length))
         self.n_calls += 1
