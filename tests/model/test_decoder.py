@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.rope_utils import initialize_rope
 from mlx_lm.utils import dequantize_model
 
+from amem.kv.backend import choose
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.codec import codec_for
 from amem.kv.pool import Pool
@@ -57,16 +58,17 @@ def unused(model):
 def steps(model, n_sequences=1, n_steps=3, codec="q4"):
     """Logits ``[n_steps, B, V]`` of a few decode steps after a prompt."""
     install(model)
+    backend = choose("cpu").result()
     layout = StateLayout(probe(model), codec_for(codec, probe(model)))
     sequences = [SequenceState(layout, Pool(1 << 40)) for _ in range(n_sequences)]
     for at, sequence in enumerate(sequences):
         prompt = PROMPT * (2 + 3 * at)
-        cache = BatchQuantizedKVCache([sequence], lambda: make_prompt_cache(model))
+        cache = BatchQuantizedKVCache([sequence], lambda: make_prompt_cache(model), backend.attend, backend.single)
         cache.begin(len(prompt))
         mx.eval(model(mx.array([prompt]), cache=cache.layers), cache.end(len(prompt)))
     found = []
     for step in range(n_steps):
-        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(model))
+        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(model), backend.attend, backend.single)
         cache.begin(1)
         logits = model(mx.array([[7 + step + row] for row in range(n_sequences)]), cache=cache.layers)[:, -1]
         mx.eval(logits, cache.end(1))
@@ -82,11 +84,18 @@ def apart(one, other):
 @pytest.mark.parametrize("n_sequences", [1, 3])
 def test_steps_agree_with_mlx(decoder, name, n_sequences):
     """One sequence and a ragged batch of float32 weights, with the biases and norms that a model file has."""
-    model = build(name)
-    assert decoder.adopt(model) == len(layers_of(model))
+    for tied in (False, True):
+        model = build(name, tie_word_embeddings=tied)
+        assert decoder.adopt(model) == len(layers_of(model))
+        own_steps_agree(model, n_sequences)
+
+
+def own_steps_agree(model, n_sequences=1):
     found = steps(model, n_sequences)
     unused(model)
-    assert apart(found, steps(model, n_sequences)) < 1e-5
+    expected = steps(model, n_sequences)
+    assert apart(found, expected) < 1e-5
+    assert not np.array_equal(found, expected)  # it was computed otherwise
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -94,11 +103,11 @@ def test_the_self_check_sees_the_steps(decoder, name):
     """It runs them, counts their attention, and finds what is wrong with them."""
     model = build(name)
     assert decoder.adopt(model)
-    self_check(model, probe(model))
+    self_check(model, probe(model), choose("cpu").result())
     for layer in layers_of(model):
         layer.step._norms[0][:] += 0.1
     with pytest.raises(Exception, match="differ"):
-        self_check(model, probe(model))
+        self_check(model, probe(model), choose("cpu").result())
 
 
 @settings(deadline=None, max_examples=12)
@@ -120,9 +129,7 @@ def test_all_kinds_of_rotary_positions(decoder, traditional, dims, base, scale, 
             else nn.RoPE(dims, traditional=traditional, base=base, scale=scale)
         )
     assert decoder.adopt(model)
-    found = steps(model)
-    unused(model)
-    assert apart(found, steps(model)) < 1e-5
+    own_steps_agree(model)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

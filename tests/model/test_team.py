@@ -53,7 +53,7 @@ def parts(team):
 def test_every_part_is_computed_once(team, marking, resting):
     """With workers, and while products rest because a worker was waited for in vain."""
     team._state[0, team._RESTING] = resting
-    for n_parts in range(1, parts(team) + 1):
+    for n_parts in range(1, parts(team) + 3):  # more than there are workers, too
         words = np.zeros(128, np.int64)
         marking(words, n_parts, 50)
         assert words[:n_parts].tolist() == [50] * n_parts

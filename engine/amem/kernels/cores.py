@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numba as nb
 
 from amem.kernels import team
+from amem.kernels.team import n_cores
 
 #: Parts are worth another thread from this many multiplications on.
 WORTH = 1_000_000
@@ -35,10 +36,11 @@ def share(kernel: Kernel, work: int, most: int) -> None:
     ------
         Exception: what a part raised, after all have ended.
     """
-    n_parts = max(1, min(team.start() + 1, most, work // WORTH))
+    n_parts = max(1, min(n_cores(), most, work // WORTH))
     if n_parts == 1:
         kernel(0, 1)
         return
+    team.start()
     number, errors = next(_numbers), list[BaseException]()
     _running[number] = kernel, errors
     try:

@@ -25,14 +25,17 @@ BIAS = COLUMNS
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract"}}
 _compiled = nb.njit(**_OPTIONS)
-_rows, _entries, _row, _float, _int = nb.f4[:, ::1], nb.i8[:, ::1], nb.f4[::1], nb.f4, nb.i8
+_rows, _row, _entries, _row_of_entries = nb.f4[:, ::1], nb.f4[::1], nb.i8[:, ::1], nb.i8[::1]
+_float, _int = nb.f4, nb.i8
 _BEFORE = nb.void(
     _rows, _entries, _row, _float, _row, _row, _float, _int, _rows, _rows, nb.types.boolean, _rows, _rows, _rows
 )
+_NORM = nb.void(_rows, _row, _float, _rows)
+_PROJECT = nb.void(_row_of_entries, _rows, _rows)
 _AFTER = nb.void(_rows, _rows, _entries, _row, _float, _rows)
 
 
-@_compiled
+@nb.njit(_NORM, **_OPTIONS)
 def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """``x / sqrt(mean(x**2) + eps) * weight`` of each row ``[n, D]`` (arXiv 1910.07467); ``out`` may be x."""
     dim = x.shape[1]
@@ -76,6 +79,13 @@ def _add_bias(address: int, out: Floats) -> None:
             out[row, i] += single(address + 4 * i)
 
 
+@nb.njit(_PROJECT, **_OPTIONS)
+def project(entry: Entries, x: Floats, out: Floats) -> None:
+    """A linear layer ``[n, N]`` of some rows ``x [n, K]``."""
+    rows_times(entry, x, out)
+    _add_bias(entry[BIAS], out)
+
+
 @nb.njit(_BEFORE, **_OPTIONS)
 def before_attention(
     x: Floats,
@@ -99,9 +109,9 @@ def before_attention(
     """
     normed = np.empty_like(x)
     rms_norm(x, norm, eps, normed)
-    for at, out in ((Q, q), (K, k), (V, v)):
-        rows_times(entries[at], normed, out)
-        _add_bias(entries[at, BIAS], out)
+    project(entries[Q], normed, q)
+    project(entries[K], normed, k)
+    project(entries[V], normed, v)
     if len(q_norm):
         q_heads, k_heads = q.reshape(-1, head_dim), k.reshape(-1, head_dim)
         rms_norm(q_heads, q_norm, head_eps, q_heads)
@@ -113,18 +123,14 @@ def before_attention(
 @nb.njit(_AFTER, **_OPTIONS)
 def after_attention(x: Floats, attended: Floats, entries: Entries, norm: Floats, eps: np.float32, out: Floats) -> None:
     """A layer's output ``[n, D]`` from its input ``x`` and its attention ``[n, Hq * Dv]``; ``out`` may not be x."""
-    rows_times(entries[O], attended, out)
-    _add_bias(entries[O, BIAS], out)
+    project(entries[O], attended, out)
     _add(x, out)
     normed = np.empty_like(x)
     rms_norm(out, norm, eps, normed)
     gate = np.empty((len(x), entries[GATE, 1]), np.float32)
     up = np.empty_like(gate)
-    rows_times(entries[GATE], normed, gate)
-    rows_times(entries[UP], normed, up)
-    _add_bias(entries[GATE, BIAS], gate)
-    _add_bias(entries[UP, BIAS], up)
+    project(entries[GATE], normed, gate)
+    project(entries[UP], normed, up)
     swiglu(gate.reshape(-1), up.reshape(-1), gate.reshape(-1))
-    rows_times(entries[DOWN], gate, normed)
-    _add_bias(entries[DOWN, BIAS], normed)
+    project(entries[DOWN], gate, normed)
     _add(normed, out)

@@ -96,7 +96,7 @@ def n_parts_for(work: int, worth: int) -> int:
 def run(function: int, arguments: int, n_parts: int) -> None:
     """Let the part function at an address compute all of its parts, one of them in this thread, and wait for them.
 
-    ``n_parts`` is from `n_parts_for`. Two callers take turns.
+    Those for which there is no worker are computed here, too. Two callers take turns.
     """
     team = address_of(_TEAM)
     own = nb.carray(pointer(team), (_WORDS,), np.int64)
@@ -106,13 +106,16 @@ def run(function: int, arguments: int, n_parts: int) -> None:
             _call(function, arguments, part, n_parts)
         return
     _await(team + 8 * _WORK, LOOKS_FOR_WORK)
-    for part in range(1, n_parts):
+    handed_over = min(n_parts - 1, own[_N_WORKERS])
+    for part in range(1, handed_over + 1):
         at = team + 8 * _WORDS * part
         words = nb.carray(pointer(at), (_WORDS,), np.int64)
         words[_FUNCTION], words[_ARGUMENTS], words[_PART], words[_N_PARTS] = function, arguments, part, n_parts
         _sem_post(at + 8 * _WORK)
     _call(function, arguments, 0, n_parts)
-    for part in range(1, n_parts):
+    for part in range(handed_over + 1, n_parts):
+        _call(function, arguments, part, n_parts)
+    for part in range(1, handed_over + 1):
         if not _await(team + 8 * _WORDS * part + 8 * _DONE, LOOKS_FOR_END):
             own[_RESTING] = RESTS
     _sem_post(team + 8 * _WORK)

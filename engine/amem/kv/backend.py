@@ -36,7 +36,7 @@ class Attend(Protocol):
 class AttendRow(Protocol):
     """See `amem.kv.cpu.attend_row`."""
 
-    def __call__(self, q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats | None: ...
+    def __call__(self, q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats: ...
 
 
 @dataclass(frozen=True)

@@ -75,17 +75,14 @@ class LayerCache:
     def attend_single(self, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
         """Append K and V ``[B, H, 1, D]`` of one token of each sequence, float32, and attend to all with ``q``.
 
-        Gives ``[B, Hq, 1, Dv]``. The same as `update_and_fetch` and `attend`, in this thread alone where that can be.
+        Gives ``[B, Hq, 1, Dv]``. The same as `update_and_fetch` and `attend`, but it waits for nothing of MLX's.
         """
         assert self._single is not None
         rows = []
         for row, sequence in enumerate(self._sequences):
             view = sequence.append(self._slot, mx.array(k[row]), mx.array(v[row]), self._single.join)
             start, codec = sequence.n_tokens, sequence.layout.codec
-            found = self._single.attend(q[row], view, start=start, scale=scale, codec=codec)
-            if found is None:
-                found = np.asarray(self._attention(mx.array(q[row]), view, start=start, scale=scale, codec=codec))
-            rows.append(found)
+            rows.append(self._single.attend(q[row], view, start=start, scale=scale, codec=codec))
         return np.stack(rows)
 
 

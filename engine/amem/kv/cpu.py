@@ -14,7 +14,6 @@ from amem.kernels import attention as kernels
 from amem.kernels import cores, tiles
 from amem.kernels import gate as gates
 from amem.kernels.vectors import WIDTH
-from amem.kv import attention as reference
 from amem.kv.attention import LayerView, Stretch
 from amem.kv.codec import GROUP, Codec, Parts
 from amem.model.spec import WIDE
@@ -42,32 +41,26 @@ def attend(
     A query's result depends on its position and on what it sees alone: any chunking of the queries, and any way in
     which the groups lie in runs, give the same bits.
     """
-    stored_as = _KINDS.get(codec.name.removesuffix(WIDE))
-    if stored_as is None:
-        return reference.attend(q, view, start=start, scale=scale, codec=codec, sinks=sinks)
     exact = [q, view.k_exact, view.v_exact, *(view.first or ()), *(() if sinks is None else (sinks,))]
     exact = [array if array.dtype == mx.float32 else array.astype(mx.float32) for array in exact]
-    names = _QUANTIZED if stored_as[1] else _PLAIN
+    names = _QUANTIZED if _KINDS[codec.name.removesuffix(WIDE)][1] else _PLAIN
     mx.eval(exact, [stretch.parts[name] for stretch in view.stretches if not stretch.addresses for name in names])
     buffers = [np.asarray(array) for array in exact]
     first = (buffers[3], buffers[4]) if view.first is not None else None
     logits = None if sinks is None else buffers[-1]
-    out = _attend(buffers[0], view, buffers[1:3], first, logits, stored_as, start=start, scale=scale, codec=codec)
+    out = _attend(buffers[0], view, buffers[1:3], first, logits, start=start, scale=scale, codec=codec)
     result = mx.array(out)
     return result if q.dtype == mx.float32 else result.astype(q.dtype)
 
 
-def attend_row(q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats | None:
-    """The same for ``q [Hq, L, Dk]``, and a view whose exact tokens are evaluated and float32; None: not this codec.
+def attend_row(q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats:
+    """The same for ``q [Hq, L, Dk]`` and a view whose exact tokens are evaluated and float32.
 
     It waits for no other thread, which for a single token takes as long as its attention.
     """
-    stored_as = _KINDS.get(codec.name.removesuffix(WIDE))
-    if stored_as is None:
-        return None
     exact = [np.asarray(view.k_exact), np.asarray(view.v_exact)]
     first = None if view.first is None else (np.asarray(view.first[0]), np.asarray(view.first[1]))
-    return _attend(q, view, exact, first, None, stored_as, start=start, scale=scale, codec=codec)
+    return _attend(q, view, exact, first, None, start=start, scale=scale, codec=codec)
 
 
 def join(one: mx.array, other: mx.array) -> mx.array:
@@ -81,13 +74,12 @@ def _attend(
     exact: Sequence[Floats],
     first: tuple[Floats, Floats] | None,
     sinks: Floats | None,
-    stored_as: tuple[int, int],
     *,
     start: int,
     scale: float,
     codec: Codec,
 ) -> Floats:
-    kind, bits = stored_as
+    kind, bits = _KINDS[codec.name.removesuffix(WIDE)]
     heads_q, length, k_dim = q.shape
     heads, _, v_dim = exact[1].shape
     names = _QUANTIZED if bits else _PLAIN

@@ -58,10 +58,30 @@ class Rope:
         return self._found
 
 
+class Flow:
+    """The array that a model hands on from one of our parts to the next, in a step of single tokens.
+
+    A norm and an output matrix are called for prompts, too: they take a step by this array, which is no other.
+    """
+
+    def __init__(self) -> None:
+        self._last: mx.array | None = None
+
+    def put(self, rows: Floats, shape: tuple[int, ...]) -> mx.array:
+        """Some evaluated rows as what is handed on."""
+        self._last = mx.array(rows.reshape(shape))
+        return self._last
+
+    def has(self, array: mx.array) -> bool:
+        """Whether an array is what was handed on last."""
+        return array is self._last
+
+
 class Step:
     """One layer's weights, as the kernels take them, and its step."""
 
-    def __init__(self, layer: Any, ropes: dict[Any, Rope]) -> None:
+    def __init__(self, layer: Any, flow: Flow, ropes: dict[Any, Rope]) -> None:
+        self._flow = flow
         attention, mlp = layer.self_attn, layer.mlp
         modules = [getattr(attention if name in attention else mlp, name) for name in _MATRICES]
         self._kept = [packed.entry(module, product) for module in modules]
@@ -99,12 +119,12 @@ class Step:
         )
         shaped = [out.reshape(n, heads, 1, -1) for out, heads in zip(outs, self._heads, strict=True)]
         if hook.spied():
-            arrays = [mx.array(array) for array in shaped]
-            hook.report(hook.AttentionCall(layer_cache, *arrays, self._scale, None, None))  # type: ignore[call-arg]
+            q, k, v = (mx.array(array) for array in shaped)
+            hook.report(hook.AttentionCall(layer_cache, q, k, v, self._scale, None, None))
         attended = layer_cache.attend_single(*shaped, self._scale).reshape(n, -1)
         out = np.empty_like(rows)
         kernels.after_attention(rows, attended, self._entries, self._norms[1], self._eps[1], out)
-        return mx.array(out.reshape(x.shape))
+        return self._flow.put(out, x.shape)
 
 
 def _floats(array: mx.array) -> Floats:
@@ -126,6 +146,53 @@ def _stepping(base: Any) -> type:
     return DecoderLayer
 
 
+class Ending:
+    """What comes after the last layer: a norm, and the output matrix."""
+
+    def __init__(self, norm: nn.RMSNorm, head: nn.Module, flow: Flow) -> None:
+        self._flow = flow
+        self._norm, self._eps = _floats(norm.weight), np.float32(norm.eps)
+        values, self._kept = packed.entry(head, product)
+        self._entry = np.array(values, np.int64)
+        self._width = head.weight.shape[0]
+
+    def norm(self, x: mx.array) -> mx.array | None:
+        """The norm of a step's last output; None for anything else."""
+        if not self._flow.has(x):
+            return None
+        rows = np.asarray(x).reshape(-1, x.shape[-1])
+        out = np.empty_like(rows)
+        kernels.rms_norm(rows, self._norm, self._eps, out)
+        return self._flow.put(out, x.shape)
+
+    def project(self, x: mx.array) -> mx.array | None:
+        """The logits of what `norm` gave; None for anything else."""
+        if not self._flow.has(x):
+            return None
+        rows = np.asarray(x).reshape(-1, x.shape[-1])
+        out = np.empty((len(rows), self._width), np.float32)
+        kernels.project(self._entry, rows, out)
+        return mx.array(out.reshape(*x.shape[:-1], -1))
+
+
+class _FinalNorm(nn.RMSNorm):
+    def __call__(self, x: mx.array) -> mx.array:
+        found = self.ending.norm(x)
+        return cast("mx.array", nn.RMSNorm.__call__(self, x) if found is None else found)
+
+
+class _Head(nn.Linear):
+    def __call__(self, x: mx.array) -> mx.array:
+        found = self.ending.project(x)
+        return cast("mx.array", nn.Linear.__call__(self, x) if found is None else found)
+
+
+class _TiedHead(nn.Embedding):
+    def as_linear(self, x: mx.array) -> mx.array:
+        found = self.ending.project(x)
+        return cast("mx.array", nn.Embedding.as_linear(self, x) if found is None else found)
+
+
 def adopt(model: nn.Module) -> int:
     """Let the layers of a loaded float32 model compute decode steps by the kernels; how many do. Others are left alone.
 
@@ -137,12 +204,25 @@ def adopt(model: nn.Module) -> int:
     if known:
         return known
     ropes: dict[Any, Rope] = {}
+    flow = Flow()
     layers = [module for _, module in model.named_modules() if _is_known(module)]
     for layer in layers:
-        step = Step(layer, ropes)
+        step = Step(layer, flow, ropes)
         layer.__class__ = _stepping(type(layer))  # type: ignore[arg-type]  # a class is hashable
         layer.step = step
+    if layers and type(model) in [file.Model for file in _FILES]:
+        _adopt_ending(model, flow)
     return len(layers)
+
+
+def _adopt_ending(model: Any, flow: Flow) -> None:
+    norm = model.model.norm
+    head = model.lm_head if "lm_head" in model else model.model.embed_tokens
+    if type(norm) is nn.RMSNorm and type(head) in (nn.Linear, nn.Embedding) and head.weight.dtype == mx.float32:
+        ending = Ending(norm, head, flow)
+        norm.__class__ = _FinalNorm
+        head.__class__ = _Head if type(head) is nn.Linear else _TiedHead
+        norm.ending = head.ending = ending
 
 
 def _is_known(module: nn.Module) -> bool:
