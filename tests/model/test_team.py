@@ -95,7 +95,7 @@ def test_a_worker_that_is_late_is_not_waited_for_again_at_once(team):
         team.run(address, arguments, n_parts)
 
     found = np.zeros(2)
-    team._state[0, team._RESTING] = 0
+    team._state[0, team._RESTING] = team._state[0, team._NEXT_RESTS] = 0
     go(function.address, found.ctypes.data, 2)
     assert found[1] > 0
     assert team._state[0, team._RESTING] == team.RESTS
@@ -103,7 +103,11 @@ def test_a_worker_that_is_late_is_not_waited_for_again_at_once(team):
     assert team._state[0, team._RESTING] == team.RESTS - 1
     go(function.address, found.ctypes.data, 1)
     assert team._state[0, team._RESTING] == team.RESTS - 1  # it had nothing to divide
-    team._state[0, team._RESTING] = 0
+    for times in (2, 4):
+        team._state[0, team._RESTING] = 0
+        go(function.address, found.ctypes.data, 2)
+        assert team._state[0, team._RESTING] == times * team.RESTS
+    team._state[0, team._RESTING] = team._state[0, team._NEXT_RESTS] = 0
 
 
 def test_workers_are_started_once(team):

@@ -29,11 +29,13 @@ MOST_WORKERS = 63
 LOOKS_FOR_WORK, LOOKS_FOR_END = 120_000, 300_000
 _TEAM = "amem_team"
 _SEMAPHORE = 8  # words of 64 bits, so that each has a cache line
-RESTS = 32  #: products that are not handed over after one that was waited for
+#: Products that are not handed over after one that was waited for in vain; twice as many after each further one.
+RESTS, MOST_RESTS = 32, 2048
 #: Words of a worker: its two semaphores, then what it is to do. The first worker's place has the team's own: a
-#: semaphore for whoever may use the team, how many workers there are, and how many more products rest.
+#: semaphore for whoever may use the team, how many workers there are, how many more products rest, and how many
+#: will the next time.
 _WORK, _DONE, _FUNCTION, _ARGUMENTS, _PART, _N_PARTS = 0, _SEMAPHORE, 16, 17, 18, 19
-_N_WORKERS, _RESTING = 16, 17
+_N_WORKERS, _RESTING, _NEXT_RESTS = 16, 17, 18
 _WORDS = 24
 
 #: Numba reads it by its address, so that what was compiled can be kept on disk.
@@ -115,9 +117,14 @@ def run(function: int, arguments: int, n_parts: int) -> None:
     _call(function, arguments, 0, n_parts)
     for part in range(handed_over + 1, n_parts):
         _call(function, arguments, part, n_parts)
+    in_time = True
     for part in range(1, handed_over + 1):
-        if not _await(team + 8 * _WORDS * part + 8 * _DONE, LOOKS_FOR_END):
-            own[_RESTING] = RESTS
+        in_time &= _await(team + 8 * _WORDS * part + 8 * _DONE, LOOKS_FOR_END)
+    if in_time:
+        own[_NEXT_RESTS] //= 2
+    else:
+        own[_RESTING] = max(RESTS, own[_NEXT_RESTS])
+        own[_NEXT_RESTS] = min(2 * own[_RESTING], MOST_RESTS)
     _sem_post(team + 8 * _WORK)
 
 
