@@ -154,6 +154,23 @@ def test_packed_weights_are_read(decoder, bits):
     assert apart(found, steps(model, 6)) < 1e-5
 
 
+def test_windowed_layers(decoder):
+    """Steps see what their window holds."""
+    model = build("llama", sliding_window=96, layer_types=["sliding_attention", "full_attention"])
+    assert decoder.adopt(model)
+    own_steps_agree(model, 4)
+
+
+def test_more_rows_than_the_kernels_take(decoder):
+    """They are left to MLX."""
+    model = build("llama")
+    assert decoder.adopt(model)
+    n = layers_of(model)[0].step.most_rows + 1
+    found = steps(model, n)
+    unused(model)
+    assert np.array_equal(found, steps(model, n))
+
+
 def test_what_is_seen_of_attention_is_the_same(decoder):
     """A spy gets the queries of each layer in a step, as from a layer that MLX computes."""
     model = build("qwen3")
