@@ -38,9 +38,11 @@ class Rope:
         if type(module) is Llama3RoPE:
             self._scale, inverse = np.float32(1.0), np.float32(1.0) / np.array(module._freqs)  # noqa: SLF001
         else:
-            self._scale, half = np.float32(module.scale), module.dims // 2
-            step = np.float32(np.log(module.base) / half)
-            inverse = np.exp(-np.arange(half, dtype=np.float32) * step)  # as MLX computes them
+            # by the operations that MLX itself uses: a last bit that differs grows with the position
+            half = module.dims // 2
+            step = np.log(np.float32(module.base)) / np.float32(half)
+            inverse = np.array(mx.exp(mx.arange(0, -half, -1, dtype=mx.float32) * mx.array(step)))
+            self._scale = np.float32(module.scale)
         self._inverse: Floats = inverse.astype(np.float32)
         self._positions: Sequence[int] = ()
         self._found: tuple[Floats, Floats] = (_EMPTY, _EMPTY)
