@@ -13,6 +13,7 @@ from amem.stream import ReplyStream, events_of, last_reply, queued_request, wait
 if TYPE_CHECKING:
     from amem.engine import Engine
     from amem.fidelity.figures import Receipt
+    from amem.session import AgentSession
 
 
 class Agent:
@@ -274,7 +275,13 @@ class Agent:
 
     def evict(self) -> None:
         """Take the state out of memory; it stays on disk, so the next request restores it."""
-        self._engine.with_idle_session(self.name, lambda session: session.evict())
+        from amem.kv.memory import give_back  # brings MLX
+
+        def evict(session: AgentSession) -> None:
+            session.evict()
+            give_back()
+
+        self._engine.with_idle_session(self.name, evict)
 
     def restore(self, *, background: bool = False) -> None:
         """Bring the stored state into memory; ``background`` returns at once, while it is read.

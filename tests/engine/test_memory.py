@@ -1,10 +1,13 @@
 """The memory budget under load, by the pool's own peak, by MLX's own count and by the process's size."""
 
 import contextlib
+import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -63,3 +66,23 @@ def test_what_is_evicted_is_gone_at_once(tmp_path, without_collection):
             with contextlib.suppress(Cancelled):
                 list(stream)
         assert max(after) - after[0] < hot
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_an_evicted_agents_memory_goes_back_to_the_system(tmp_path):
+    """Not only to the allocator: other programs can have it."""
+    wide = {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128}
+    model = write_tiny_model(tmp_path / "model", **wide)
+    with Engine(model, tmp_path / "store", memory="1GB", codec="fp16", prefetch=False) as engine:
+        for name in "abc":
+            engine.agent(name).ask(LONG, max_tokens=4)
+        hot, resident = engine.status().hot_bytes, resident_nbytes()
+        assert hot > 20 * MB
+        for name in "abc":
+            engine.agent(name).evict()
+        assert resident - resident_nbytes() > hot / 2
+
+
+def resident_nbytes():
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

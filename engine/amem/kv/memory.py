@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 
 import mlx.core as mx
@@ -32,6 +32,23 @@ def unfilled(shapes: Mapping[str, tuple[tuple[int, ...], mx.Dtype]]) -> dict[str
     arrays = mx.load(cast("BinaryIO", file), format="safetensors")
     assert isinstance(arrays, dict)
     return arrays
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system, which glibc keeps for itself else; some ten milliseconds."""
+    mx.clear_cache()
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The C library's function; None where it has none (macOS, musl)."""
+    try:
+        return cast("Callable[[int], int]", ctypes.CDLL(None).malloc_trim)
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def view_of(array: mx.array) -> npt.NDArray[Any]:
