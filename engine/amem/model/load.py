@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -114,18 +115,18 @@ def _load_folder(name: str, folder: Path, products: Future[ModuleType | None] | 
     import mlx.core as mx
     from mlx_lm.utils import load_model, load_tokenizer
 
-    try:
+    with _said_of(name):
         model, config = load_model(folder, lazy=True)
-        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
-    except Exception as error:  # a model's files may be wrong in any way; mlx-lm raises what it meets
-        reason = " ".join(str(error).split()) or type(error).__name__
-        kind = UnsupportedModel if "not supported" in reason or "custom" in reason else ModelError
-        raise kind(f"The model {name} cannot be loaded: {reason}") from error
-    matrices = {}
-    if _widen(model):
-        matrices = packed.collect(model)
-        _as_float32(model)
-    mx.eval(model.state)  # RoPE frequencies are no parameters, but lazy all the same
+    with ThreadPoolExecutor(1, "amem-tokenizer") as pool:  # its file is read while the weights are
+        options = {"trust_remote_code": False}
+        loading = pool.submit(load_tokenizer, folder, options, eos_token_ids=config.get("eos_token_id"))
+        matrices = {}
+        if _widen(model):
+            matrices = packed.collect(model)
+            _as_float32(model)
+        mx.eval(model.state)  # RoPE frequencies are no parameters, but lazy all the same
+        with _said_of(name):
+            tokenizer = loading.result()
     if products is not None and (compiled := products.result()) is not None:
         packed.register(model, matrices, compiled)
     dtype = _compute_dtype(model)
@@ -140,6 +141,17 @@ def _load_folder(name: str, folder: Path, products: Future[ModuleType | None] | 
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         fingerprint=fingerprint(folder, dtype=dtype),
     )
+
+
+@contextlib.contextmanager
+def _said_of(name: str) -> Iterator[None]:
+    """A model's files may be wrong in any way, and mlx-lm raises what it meets."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        kind = UnsupportedModel if "not supported" in reason or "custom" in reason else ModelError
+        raise kind(f"The model {name} cannot be loaded: {reason}") from error
 
 
 def _check_folder(folder: Path) -> None:
