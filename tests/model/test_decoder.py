@@ -22,6 +22,7 @@ from amem.kv.sequence import SequenceState, StateLayout
 from amem.model import blas, elf, packed
 from amem.model.hook import install, spy
 from amem.model.probe import probe
+from amem.run.runner import Runner
 from amem.run.selfcheck import self_check
 from tests.architectures import build
 
@@ -52,7 +53,7 @@ def layers_of(model):
 def unused(model):
     """Its layers compute everything by MLX again."""
     for layer in layers_of(model):
-        layer.step.most_rows = 0
+        layer.__class__ = type(layer).__mro__[1]
 
 
 def steps(model, n_sequences=1, n_steps=3, codec="q4"):
@@ -63,12 +64,12 @@ def steps(model, n_sequences=1, n_steps=3, codec="q4"):
     sequences = [SequenceState(layout, Pool(1 << 40)) for _ in range(n_sequences)]
     for at, sequence in enumerate(sequences):
         prompt = PROMPT * (2 + 3 * at)
-        cache = BatchQuantizedKVCache([sequence], lambda: make_prompt_cache(model), backend.attend, backend.single)
+        cache = BatchQuantizedKVCache([sequence], lambda: make_prompt_cache(model), backend.attend, backend.evaluated)
         cache.begin(len(prompt))
         mx.eval(model(mx.array([prompt]), cache=cache.layers), cache.end(len(prompt)))
     found = []
     for step in range(n_steps):
-        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(model), backend.attend, backend.single)
+        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(model), backend.attend, backend.evaluated)
         cache.begin(1)
         logits = model(mx.array([[7 + step + row] for row in range(n_sequences)]), cache=cache.layers)[:, -1]
         mx.eval(logits, cache.end(1))
@@ -146,12 +147,12 @@ def test_packed_weights_are_read(decoder, bits):
     mx.eval(model.parameters())
     packed.register(model, matrices, product)
     assert decoder.adopt(model)
-    assert all(layer.step.most_rows == product.MOST_PACKED for layer in layers_of(model))
-    found = steps(model, 6)
+    n = product.MOST_PACKED
+    found = steps(model, n)
     alone = steps(model, 1)
     assert np.array_equal(found[:, 0], alone[:, 0])  # a batch changes no bit
     unused(model)
-    assert apart(found, steps(model, 6)) < 1e-5
+    assert apart(found, steps(model, n)) < 1e-5
 
 
 def test_windowed_layers(decoder):
@@ -161,14 +162,33 @@ def test_windowed_layers(decoder):
     own_steps_agree(model, 4)
 
 
-def test_more_rows_than_the_kernels_take(decoder):
-    """They are left to MLX."""
+def test_more_rows_than_the_kernels_multiply(decoder):
+    """Their products go to the library."""
     model = build("llama")
     assert decoder.adopt(model)
-    n = layers_of(model)[0].step.most_rows + 1
-    found = steps(model, n)
-    unused(model)
-    assert np.array_equal(found, steps(model, n))
+    own_steps_agree(model, 14)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("chunks", [[1, 2, 70, 64, 5], [130, 12, 1, 1]])
+def test_prompts_agree_with_mlx(decoder, name, chunks):
+    """Chunks of any length, across groups; their logits, too."""
+    model = build(name)
+    install(model)
+    layout = StateLayout(probe(model), codec_for("q4", probe(model)))
+    backend = choose("cpu").result()
+    ids = [at * at % 101 for at in range(sum(chunks))]
+    found = []
+    for _ in range(2):
+        sequence = SequenceState(layout, Pool(1 << 40))
+        runner, rest, logits = Runner(model, lambda: make_prompt_cache(model), backend), ids, []
+        for length in chunks:
+            logits.append(np.array(runner.score(sequence, rest[:length])))
+            rest = rest[length:]
+        found.append(np.concatenate(logits))
+        decoder.adopt(model)  # for the second time
+    assert apart(*found) < 1e-5
+    assert not np.array_equal(*found)
 
 
 def test_what_is_seen_of_attention_is_the_same(decoder):

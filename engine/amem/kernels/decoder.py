@@ -1,8 +1,9 @@
-"""What a decoder layer computes for one token of each sequence, but for its attention.
+"""What a decoder layer computes for some tokens, but for its attention.
 
-MLX dispatches each operation of a step to a thread of its own: for a row of some hundred values that costs more than to
-compute it. Here is what lies before a layer's attention in one call, and what lies after it in another. All arrays are
-float32, and each row gets the bits that it has alone.
+MLX dispatches each operation to a thread of its own: for a token's row of some hundred values that costs more than to
+compute it, and of a prompt's rows all but the products is computed on one core, several times over memory. Here is what
+lies before a layer's attention in one call, and what lies after it in another. All arrays are float32. Up to twelve
+rows (four, if their matrices are not packed) get each the bits that they have alone.
 """
 
 from __future__ import annotations

@@ -222,15 +222,27 @@ def _run(given: Table, worth: int, part: int) -> None:
 
 
 @_compiled
+def _library_worth() -> int:
+    slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
+    return WORTH_LIBRARY if slots[SLOTS, _DIVIDED] else NEVER
+
+
+@_compiled
 def rows_times(entry: Table, x: Floats, out: Floats) -> None:
-    """``out [n, rows] = x [n, columns] @ matrix.T`` for an entry of at least `COLUMNS` values; both row by row."""
+    """``out [n, rows] = x [n, columns] @ matrix.T`` for an entry of at least `COLUMNS` values; both row by row.
+
+    `compiled_sgemm` must have been called: many rows go to its library.
+    """
     given = np.empty(_N_ARGUMENTS, np.int64)
     given[_M], given[_N], given[_K], given[_LDB] = len(x), entry[_ROWS], entry[_COLUMNS], entry[_COLUMNS]
     given[_A], given[_LDA], given[_C], given[_LDC] = x.ctypes.data, x.shape[1], out.ctypes.data, out.shape[1]
-    given[_ENTRY] = entry.ctypes.data
+    given[_B], given[_ENTRY] = entry[_MATRIX], entry.ctypes.data
     put(given.ctypes.data + 8 * _ALPHA, np.float32(1.0))
     put(given.ctypes.data + 8 * _BETA, np.float32(0.0))
-    _run(given, WORTH_FEW, _FEW_PART)
+    if len(x) <= (MOST_PACKED if entry[BITS] else MOST_FLOATS):
+        _run(given, WORTH_FEW, _FEW_PART)
+    else:
+        _run(given, _library_worth(), _LIBRARY_PART)
 
 
 def compiled_sgemm(library: int, *, divided: bool) -> int:
@@ -268,6 +280,6 @@ def compiled_sgemm(library: int, *, divided: bool) -> int:
             given[_ENTRY] = entry.ctypes.data
             _run(given, WORTH_FEW, _FEW_PART)
         else:
-            _run(given, WORTH_LIBRARY if slots[SLOTS, _DIVIDED] else NEVER, _LIBRARY_PART)
+            _run(given, _library_worth(), _LIBRARY_PART)
 
     return int(sgemm.address)

@@ -40,8 +40,8 @@ class AttendRow(Protocol):
 
 
 @dataclass(frozen=True)
-class SingleTokens:
-    """How a layer that computes single tokens by kernels stores and attends to them, in the thread that it runs in."""
+class Evaluated:
+    """How a layer that computes its tokens by kernels stores and attends to them, in the thread that it runs in."""
 
     attend: AttendRow
     join: Join
@@ -54,7 +54,7 @@ class Backend:
     name: str  #: "reference" or "cpu"
     attend: Attend
     gate: Gate | None = None  #: of many tokens at once; None: the model's own
-    single: SingleTokens | None = None  #: for `amem.model.decoder`; None: its layers are left alone
+    evaluated: Evaluated | None = None  #: for `amem.model.decoder`; None: its layers are left alone
     warning: str | None = None  #: why it is not the one that would be faster here
 
 
@@ -98,4 +98,4 @@ def _compiled() -> Backend:
     except Exception as error:  # noqa: BLE001  # whatever numba does not like here, the reference computes the same
         warning = f"The CPU's attention kernels could not be compiled ({error}); attention is several times slower."
         return Backend("reference", reference.attend, warning=warning)
-    return Backend("cpu", attend, swiglu, SingleTokens(attend_row, join))
+    return Backend("cpu", attend, swiglu, Evaluated(attend_row, join))

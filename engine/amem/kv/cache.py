@@ -12,7 +12,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
-from amem.kv.backend import Attend, SingleTokens
+from amem.kv.backend import Attend, Evaluated
 from amem.kv.sequence import SequenceState
 
 Floats = npt.NDArray[np.float32]
@@ -32,10 +32,10 @@ class LayerCache:
         slot: int,
         offset: int | mx.array,
         attention: Attend,
-        single: SingleTokens | None = None,
+        evaluated: Evaluated | None = None,
     ) -> None:
         self._offset = offset
-        self._single = single
+        self._evaluated = evaluated
         self._sequences = sequences
         self._slot = slot
         self._attention = attention
@@ -48,8 +48,8 @@ class LayerCache:
 
     @property
     def positions(self) -> tuple[int, ...] | None:
-        """The same as numbers, of each sequence; None if `attend_single` is not to be called."""
-        return tuple(sequence.n_tokens for sequence in self._sequences) if self._single is not None else None
+        """The same as numbers, of each sequence; None if `attend_evaluated` is not to be called."""
+        return tuple(sequence.n_tokens for sequence in self._sequences) if self._evaluated is not None else None
 
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: `attend` makes its own."""
@@ -72,17 +72,17 @@ class LayerCache:
         ]
         return mx.stack(rows)
 
-    def attend_single(self, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
-        """Append K and V ``[B, H, 1, D]`` of one token of each sequence, float32, and attend to all with ``q``.
+    def attend_evaluated(self, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
+        """Append a step's K and V ``[B, H, L, D]``, float32, and attend to all with ``q``; gives ``[B, Hq, L, Dv]``.
 
-        Gives ``[B, Hq, 1, Dv]``. The same as `update_and_fetch` and `attend`, but it waits for nothing of MLX's.
+        The same as `update_and_fetch` and `attend`, but single tokens wait for nothing of MLX's.
         """
-        assert self._single is not None
+        assert self._evaluated is not None
         rows = []
         for row, sequence in enumerate(self._sequences):
-            view = sequence.append(self._slot, mx.array(k[row]), mx.array(v[row]), self._single.join)
+            view = sequence.append(self._slot, mx.array(k[row]), mx.array(v[row]), self._evaluated.join)
             start, codec = sequence.n_tokens, sequence.layout.codec
-            rows.append(self._single.attend(q[row], view, start=start, scale=scale, codec=codec))
+            rows.append(self._evaluated.attend(q[row], view, start=start, scale=scale, codec=codec))
         return np.stack(rows)
 
 
@@ -98,9 +98,9 @@ class BatchQuantizedKVCache:
         sequences: Sequence[SequenceState],
         template: Callable[[], list[Any]],
         attention: Attend = reference.attend,
-        single: SingleTokens | None = None,
+        evaluated: Evaluated | None = None,
     ) -> None:
-        self._attention, self._single = attention, single
+        self._attention, self._evaluated = attention, evaluated
         self.sequences = list(sequences)
         self.offset: int | mx.array = (
             self.sequences[0].n_tokens
@@ -117,7 +117,7 @@ class BatchQuantizedKVCache:
         slot = self._slot
         self._slot += 1
         if not isinstance(cache, ArraysCache):
-            return LayerCache(self.sequences, slot, self.offset, self._attention, self._single)
+            return LayerCache(self.sequences, slot, self.offset, self._attention, self._evaluated)
         rows = []
         for sequence in self.sequences:
             row = ArraysCache(len(cache.cache))

@@ -54,10 +54,13 @@ def attend(
 
 
 def attend_row(q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats:
-    """The same for ``q [Hq, L, Dk]`` and a view whose exact tokens are evaluated and float32.
+    """The same for ``q [Hq, L, Dk]`` and a view whose exact tokens are float32.
 
     It waits for no other thread, which for a single token takes as long as its attention.
     """
+    names = _QUANTIZED if _KINDS[codec.name.removesuffix(WIDE)][1] else _PLAIN
+    new = [stretch.parts[name] for stretch in view.stretches if not stretch.addresses for name in names]
+    mx.eval(view.k_exact, view.v_exact, view.first or (), new)  # nothing of it is left to do in most steps
     exact = [np.asarray(view.k_exact), np.asarray(view.v_exact)]
     first = None if view.first is None else (np.asarray(view.first[0]), np.asarray(view.first[1]))
     return _attend(q, view, exact, first, None, start=start, scale=scale, codec=codec)

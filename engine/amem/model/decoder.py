@@ -1,9 +1,9 @@
-"""Decoder layers of a known form, whose decode step is two calls of our kernels around the model's attention.
+"""Decoder layers of a known form, which are two calls of our kernels around the model's attention.
 
 Where MLX computes on Linux's CPU it hands each of a layer's twenty operations to another thread, and for one token that
 takes longer than to compute them. So the layers of some model files, those with the form of Llama's, get a class that
-computes a single token of each sequence by `amem.kernels.decoder`, and leaves all else (prompts, other caches) to the
-class that it comes from. The self-check compares the result with the model's own.
+computes over our caches by `amem.kernels.decoder`: single tokens of some sequences, or some tokens of one. It leaves
+all else to the class that it comes from. The self-check compares the result with the model's own.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Flow:
 
 
 class Step:
-    """One layer's weights, as the kernels take them, and its step."""
+    """One layer's weights, as the kernels take them, and its computation."""
 
     def __init__(self, layer: Any, flow: Flow, ropes: dict[Any, Rope]) -> None:
         self._flow = flow
@@ -88,7 +88,6 @@ class Step:
         modules = [getattr(attention if name in attention else mlp, name) for name in _MATRICES]
         self._kept = [packed.entry(module, product) for module in modules]
         self._entries = np.array([values for values, _ in self._kept], np.int64)
-        self.most_rows = product.MOST_PACKED if self._entries[:, product.BITS].all() else product.MOST_FLOATS
         rope = Rope(attention.rope)
         self._rope = ropes.setdefault(rope.key, rope)
         self._norms = [_floats(norm.weight) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
@@ -101,10 +100,12 @@ class Step:
         self._scale = attention.scale
 
     def __call__(self, x: mx.array, layer_cache: Any) -> mx.array:
-        """The layer's output for ``x [B, 1, D]``."""
-        n = x.shape[0]
-        rows = np.asarray(x).reshape(n, -1)
-        cos, sin = self._rope.at(layer_cache.positions)
+        """The layer's output for ``x [B, 1, D]`` or ``[1, L, D]``."""
+        n_sequences, length, dim = x.shape
+        n = n_sequences * length
+        rows = np.asarray(x).reshape(n, dim)
+        starts = layer_cache.positions
+        cos, sin = self._rope.at(starts if length == 1 else tuple(range(starts[0], starts[0] + length)))
         outs = [np.empty((n, width), np.float32) for width in self._widths]
         kernels.before_attention(
             rows,
@@ -119,14 +120,18 @@ class Step:
             self._rope.traditional,
             *outs,
         )
-        shaped = [out.reshape(n, heads, 1, -1) for out, heads in zip(outs, self._heads, strict=True)]
+        q, k, v = (
+            np.ascontiguousarray(out.reshape(n_sequences, length, heads, -1).swapaxes(1, 2))
+            for out, heads in zip(outs, self._heads, strict=True)
+        )
         if hook.spied():
-            q, k, v = (mx.array(array) for array in shaped)
-            hook.report(hook.AttentionCall(layer_cache, q, k, v, self._scale, None, None))
-        attended = layer_cache.attend_single(*shaped, self._scale).reshape(n, -1)
+            arrays = mx.array(q), mx.array(k), mx.array(v)
+            hook.report(hook.AttentionCall(layer_cache, *arrays, self._scale, None, None))
+        attended = layer_cache.attend_evaluated(q, k, v, self._scale).swapaxes(1, 2).reshape(n, -1)
         out = np.empty_like(rows)
         kernels.after_attention(rows, attended, self._entries, self._norms[1], self._eps[1], out)
-        return self._flow.put(out, x.shape)
+        # a prompt's logits are not wanted, so they must stay to be computed
+        return self._flow.put(out, x.shape) if length == 1 else mx.array(out.reshape(x.shape))
 
 
 def _floats(array: mx.array) -> Floats:
@@ -135,15 +140,14 @@ def _floats(array: mx.array) -> Floats:
 
 @cache
 def _stepping(base: Any) -> type:
-    """A class of layers with a `Step`, for layers of a class."""
+    """A class of layers that have a `Step`, for layers of a class."""
 
     class DecoderLayer(base):  # type: ignore[misc]
         def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-            positions = getattr(cache, "positions", None)  # only our caches have them
-            step = self.step
-            if positions is None or x.shape[1] != 1 or x.dtype != mx.float32 or len(positions) > step.most_rows:
+            computed = getattr(cache, "positions", None) is not None  # only our caches have them
+            if not computed or x.dtype != mx.float32 or (x.shape[0] > 1 and x.shape[1] > 1):
                 return cast("mx.array", super().__call__(x, mask, cache))
-            return cast("mx.array", step(x, cache))
+            return cast("mx.array", self.step(x, cache))
 
     return DecoderLayer
 
@@ -196,7 +200,7 @@ class _TiedHead(nn.Embedding):
 
 
 def adopt(model: nn.Module) -> int:
-    """Let the layers of a loaded float32 model compute decode steps by the kernels; how many do. Others are left alone.
+    """Let the layers of a loaded float32 model compute by the kernels; how many do. Others are left alone.
 
     The model's weights may not be replaced afterwards. Doing it again changes nothing.
     """

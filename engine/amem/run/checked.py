@@ -32,7 +32,7 @@ def checked_spec(
     """
     install(model)
     checked = f"checked-{backend.name}"
-    if backend.single is not None:
+    if backend.evaluated is not None:
         from amem.model import decoder  # needs numba, as this backend does
 
         checked += "-steps" if decoder.adopt(model) else ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from greenlet import greenlet
 
-from amem.kv.backend import REFERENCE, Backend
+from amem.kv.backend import REFERENCE, Backend, Floats
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
 from amem.model import blas
@@ -59,7 +60,7 @@ class Runner:
         backend: Backend = REFERENCE,
     ) -> None:
         self._attention = backend.attend
-        self._gate, self._single = backend.gate, backend.single
+        self._gate, self._evaluated = backend.gate, backend.evaluated
         self._model = model
         self._template = template
         self._threads = ThreadChoice()
@@ -78,7 +79,14 @@ class Runner:
                 pause()  # an attention that evaluates its arrays has computed all layers up to here
                 return out
 
-            cache = BatchQuantizedKVCache([sequence], self._template, attend, self._single)
+            def attend_row(*args: Any, **options: Any) -> Floats:
+                assert self._evaluated is not None
+                found = self._evaluated.attend(*args, **options)
+                pause()
+                return found
+
+            evaluated = self._evaluated and replace(self._evaluated, attend=attend_row)
+            cache = BatchQuantizedKVCache([sequence], self._template, attend, evaluated)
             with gated(self._gate):
                 self._model(mx.array([list(token_ids)]), cache=cache.layers)
             for array in cache.end(len(token_ids)):
@@ -91,7 +99,7 @@ class Runner:
     def score(self, sequence: SequenceState, token_ids: Sequence[int]) -> mx.array:
         """Feed some tokens to a sequence: float32 logits ``[L, V]``, one row after each of them, evaluated."""
         blas.set_threads(PREFILL)
-        cache = BatchQuantizedKVCache([sequence], self._template, self._attention, self._single)
+        cache = BatchQuantizedKVCache([sequence], self._template, self._attention, self._evaluated)
         cache.begin(len(token_ids))
         with gated(self._gate):
             logits = self._model(mx.array([list(token_ids)]), cache=cache.layers)[0].astype(mx.float32)
@@ -104,7 +112,7 @@ class Runner:
         choice = self._threads.pick() if choosing else PREFILL
         started = time.perf_counter()
         blas.set_threads(choice)
-        cache = BatchQuantizedKVCache(sequences, self._template, self._attention, self._single)
+        cache = BatchQuantizedKVCache(sequences, self._template, self._attention, self._evaluated)
         cache.begin(1)
         logits = self._model(mx.array([[token] for token in token_ids]), cache=cache.layers)[:, -1].astype(mx.float32)
         mx.eval(logits, cache.end(1))

@@ -104,7 +104,9 @@ class _Check:
     def _step(self, sequences: list[SequenceState], token_ids: list[list[int]]) -> mx.array:
         length = len(token_ids[0])
         backend = self._backend
-        cache = BatchQuantizedKVCache(sequences, lambda: make_prompt_cache(self._model), backend.attend, backend.single)
+        cache = BatchQuantizedKVCache(
+            sequences, lambda: make_prompt_cache(self._model), backend.attend, backend.evaluated
+        )
         cache.begin(length)
         with gated(backend.gate if length > 1 else None):
             logits = _last(self._model(mx.array(token_ids), cache=cache.layers))
