@@ -16,7 +16,7 @@ from mlx_lm.utils import dequantize_model
 
 from amem.kv.backend import choose
 from amem.kv.cache import BatchQuantizedKVCache
-from amem.kv.codec import codec_for
+from amem.kv.codec import make_codec
 from amem.kv.pool import Pool
 from amem.kv.sequence import SequenceState, StateLayout
 from amem.model import blas, elf, packed
@@ -56,11 +56,16 @@ def unused(model):
         layer.__class__ = type(layer).__mro__[1]
 
 
-def steps(model, n_sequences=1, n_steps=3, codec="q4"):
+def layout_of(model):
+    """At full precision: a code of four bits that rounds to its neighbour would hide what is compared."""
+    return StateLayout(probe(model), make_codec("exact"))
+
+
+def steps(model, n_sequences=1, n_steps=3):
     """Logits ``[n_steps, B, V]`` of a few decode steps after a prompt."""
     install(model)
     backend = choose("cpu").result()
-    layout = StateLayout(probe(model), codec_for(codec, probe(model)))
+    layout = layout_of(model)
     sequences = [SequenceState(layout, Pool(1 << 40)) for _ in range(n_sequences)]
     for at, sequence in enumerate(sequences):
         prompt = PROMPT * (2 + 3 * at)
@@ -175,7 +180,7 @@ def test_prompts_agree_with_mlx(decoder, name, chunks):
     """Chunks of any length, across groups; their logits, too."""
     model = build(name)
     install(model)
-    layout = StateLayout(probe(model), codec_for("q4", probe(model)))
+    layout = layout_of(model)
     backend = choose("cpu").result()
     ids = [at * at % 101 for at in range(sum(chunks))]
     found = []

@@ -35,6 +35,7 @@ FOUND = {
     "llama": ([FULL, FULL], (2, 64, 64, 4, False)),
     "gemma3_text": ([WINDOW, WINDOW, FULL, WINDOW], (2, 64, 64, 4, False)),
     "deepseek_v2": ([FULL, FULL], (4, 192, 128, 4, False)),
+    "qwen2": ([FULL, FULL], (2, 32, 32, 4, False)),
     "qwen3": ([FULL, FULL], (2, 64, 64, 4, False)),
     "qwen3_moe": ([FULL, FULL], (2, 64, 64, 4, False)),
     "mixtral": ([FULL, FULL], (2, 32, 32, 4, False)),

@@ -46,7 +46,8 @@ AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this
 _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112
 #: Multiplications that are worth a thread.
-WORTH_FEW, WORTH_LIBRARY, NEVER = 150_000, 4_000_000, 1 << 62
+WORTH_FEW, WORTH_LIBRARY = 150_000, 4_000_000
+MOST_PARTS = 16  #: of a product that the library computes
 TILE = 64  #: outputs of which a part has a whole multiple, as a library is slow with the rest of a tile
 #: What the parts of a product are given, each in 64 bits: those of ``cblas_sgemm``, and the address of an entry.
 _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ALPHA, _BETA, _ENTRY = range(12)
@@ -214,17 +215,22 @@ def _part_of_library(arguments, part, n_parts):  # type: ignore[no-untyped-def] 
 
 
 @_compiled
-def _run(given: Table, worth: int, part: int) -> None:
-    """Compute a product in parts, on as many threads as it is worth."""
+def _few(given: Table) -> None:
+    """Compute a product of a few rows, on as many threads as it is worth."""
     slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
-    n_parts = team.n_parts_for(given[_M] * given[_N] * given[_K], worth)
-    team.run(slots[SLOTS, part], given.ctypes.data, n_parts)
+    n_parts = min(team.n_threads(), given[_M] * given[_N] * given[_K] // WORTH_FEW)
+    team.run(slots[SLOTS, _FEW_PART], given.ctypes.data, max(1, n_parts))
 
 
 @_compiled
-def _library_worth() -> int:
+def _by_library(given: Table) -> None:
+    """Let the library compute a product. A part may get other bits than as part of another: the size alone decides."""
     slots = nb.carray(pointer(address_of(_TABLE)), (SLOTS + 1, COLUMNS), np.int64)
-    return WORTH_LIBRARY if slots[SLOTS, _DIVIDED] else NEVER
+    most = min(given[_M] * given[_N] * given[_K] // WORTH_LIBRARY, given[_N] // (2 * TILE), MOST_PARTS)
+    n_parts = 1
+    while slots[SLOTS, _DIVIDED] and 2 * n_parts <= most:
+        n_parts *= 2
+    team.run(slots[SLOTS, _LIBRARY_PART], given.ctypes.data, n_parts)
 
 
 @_compiled
@@ -240,9 +246,9 @@ def rows_times(entry: Table, x: Floats, out: Floats) -> None:
     put(given.ctypes.data + 8 * _ALPHA, np.float32(1.0))
     put(given.ctypes.data + 8 * _BETA, np.float32(0.0))
     if len(x) <= (MOST_PACKED if entry[BITS] else MOST_FLOATS):
-        _run(given, WORTH_FEW, _FEW_PART)
+        _few(given)
     else:
-        _run(given, _library_worth(), _LIBRARY_PART)
+        _by_library(given)
 
 
 def compiled_sgemm(library: int, *, divided: bool) -> int:
@@ -272,14 +278,14 @@ def compiled_sgemm(library: int, *, divided: bool) -> int:
         if at >= 0 and slots[at, _ROWS] == n and slots[at, _COLUMNS] == k and ldb == k:
             slots[SLOTS, 0] += 1
             given[_ENTRY] = slots[at].ctypes.data
-            _run(given, WORTH_FEW, _FEW_PART)
+            _few(given)
         elif m <= MOST_FLOATS:
             slots[SLOTS, 1] += 1
             entry = np.zeros(COLUMNS, np.int64)
             entry[_MATRIX] = b
             given[_ENTRY] = entry.ctypes.data
-            _run(given, WORTH_FEW, _FEW_PART)
+            _few(given)
         else:
-            _run(given, _library_worth(), _LIBRARY_PART)
+            _by_library(given)
 
     return int(sgemm.address)

@@ -34,7 +34,7 @@ RESTS, MOST_RESTS = 32, 2048
 #: Words of a worker: its two semaphores, then what it is to do. The first worker's place has the team's own: a
 #: semaphore for whoever may use the team, how many workers there are, how many more products rest, and how many
 #: will the next time.
-_WORK, _DONE, _FUNCTION, _ARGUMENTS, _PART, _N_PARTS = 0, _SEMAPHORE, 16, 17, 18, 19
+_WORK, _DONE, _FUNCTION, _ARGUMENTS, _PART, _STRIDE, _N_PARTS = 0, _SEMAPHORE, 16, 17, 18, 19, 20
 _N_WORKERS, _RESTING, _NEXT_RESTS = 16, 17, 18
 _WORDS = 24
 
@@ -83,22 +83,25 @@ def _serve(at: int) -> None:
     words = nb.carray(pointer(at), (_WORDS,), np.int64)
     while True:
         _await(at + 8 * _WORK, LOOKS_FOR_WORK)
-        _call(words[_FUNCTION], words[_ARGUMENTS], words[_PART], words[_N_PARTS])
+        part = words[_PART]
+        while part < words[_N_PARTS]:
+            _call(words[_FUNCTION], words[_ARGUMENTS], part, words[_N_PARTS])
+            part += words[_STRIDE]
         _sem_post(at + 8 * _DONE)
 
 
 @_compiled
-def n_parts_for(work: int, worth: int) -> int:
-    """Into how many parts some work is to be divided of which ``worth`` is worth a thread."""
+def n_threads() -> int:
+    """How many threads there are to compute parts, who calls among them."""
     words = nb.carray(pointer(address_of(_TEAM)), (_WORDS,), np.int64)
-    return int(max(1, min(words[_N_WORKERS] + 1, work // worth)))
+    return int(words[_N_WORKERS] + 1)
 
 
 @_compiled
 def run(function: int, arguments: int, n_parts: int) -> None:
-    """Let the part function at an address compute all of its parts, one of them in this thread, and wait for them.
+    """Let the part function at an address compute all of its parts, in this thread and others, and wait for them.
 
-    Those for which there is no worker are computed here, too. Two callers take turns.
+    Of ``n`` threads each takes every n-th part. Two callers take turns.
     """
     team = address_of(_TEAM)
     own = nb.carray(pointer(team), (_WORDS,), np.int64)
@@ -108,18 +111,18 @@ def run(function: int, arguments: int, n_parts: int) -> None:
             _call(function, arguments, part, n_parts)
         return
     _await(team + 8 * _WORK, LOOKS_FOR_WORK)
-    handed_over = min(n_parts - 1, own[_N_WORKERS])
-    for part in range(1, handed_over + 1):
-        at = team + 8 * _WORDS * part
+    n = min(n_parts, own[_N_WORKERS] + 1)
+    for worker in range(1, n):
+        at = team + 8 * _WORDS * worker
         words = nb.carray(pointer(at), (_WORDS,), np.int64)
-        words[_FUNCTION], words[_ARGUMENTS], words[_PART], words[_N_PARTS] = function, arguments, part, n_parts
+        words[_FUNCTION], words[_ARGUMENTS], words[_N_PARTS] = function, arguments, n_parts
+        words[_PART], words[_STRIDE] = worker, n
         _sem_post(at + 8 * _WORK)
-    _call(function, arguments, 0, n_parts)
-    for part in range(handed_over + 1, n_parts):
+    for part in range(0, n_parts, n):
         _call(function, arguments, part, n_parts)
     in_time = True
-    for part in range(1, handed_over + 1):
-        in_time &= _await(team + 8 * _WORDS * part + 8 * _DONE, LOOKS_FOR_END)
+    for worker in range(1, n):
+        in_time &= _await(team + 8 * _WORDS * worker + 8 * _DONE, LOOKS_FOR_END)
     if in_time:
         own[_NEXT_RESTS] //= 2
     else:
