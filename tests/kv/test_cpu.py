@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amem.errors import InputError
-from amem.kernels import cores
 from amem.kv import attention as reference
 from amem.kv import backend
 from amem.model.spec import CODECS
@@ -109,29 +108,15 @@ def test_no_bit_depends_on_threads(n_tokens, length, heads, n_threads):
     """Divided among any number of threads, every row is computed, and with the same bits."""
     layer, attend = states.layer(heads=heads, heads_q=2 * heads), backend.choose("cpu").result().attend
     qkv, lengths = states.random_qkv(layer, n_tokens + length), [n_tokens, length]
+    from amem.kv import cpu
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cores, "WORTH", 1)
+        patch.setattr(cpu, "WORTH", 1)
         outs = []
         for n in (1, n_threads):
-            patch.setattr(cores, "n_cores", lambda n=n: n)
+            patch.setattr(cpu, "n_threads", lambda n=n: n)
             outs.append(states.feed(states.new_sequence(states.layout(layer)), {0: qkv}, lengths, attend=attend)[0])
     assert np.array_equal(*outs)
-
-
-def test_all_parts_are_computed_before_others_go_on(monkeypatch):
-    """As many parts as are worth it, each once; an error in one of them is the caller's."""
-    monkeypatch.setattr(cores, "n_cores", lambda: 3)
-    for work, most, wanted in ((0, 9, 1), (2 * cores.WORTH, 9, 2), (9 * cores.WORTH, 9, 3), (9 * cores.WORTH, 2, 2)):
-        parts = []
-        cores.share(lambda *part, parts=parts: parts.append(part), work, most)
-        assert [(part, wanted) for part in range(wanted)] == sorted(parts)
-
-    def fail(part, _n_parts):
-        if part == 1:
-            raise ValueError("one of them")
-
-    with pytest.raises(ValueError, match="one of them"):
-        cores.share(fail, 9 * cores.WORTH, 9)
 
 
 @needs_kernels

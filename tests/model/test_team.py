@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import threading
 
@@ -114,3 +115,30 @@ def test_workers_are_started_once(team):
     assert team.start() == team.start()
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("amem-team-")]
     assert len(names) == team.start()
+
+
+def test_who_holds_the_interpreter_can_multiply_beside_an_attention(team):
+    """`mx.save` evaluates without letting go of the interpreter: parts that needed it would wait for ever."""
+    code = """
+import threading, mlx.core as mx, numpy as np
+from amem.model import blas, packed
+blas.ensure(); packed.prepare().result()
+from tests.kv import states
+from amem.kv import backend, cpu
+cpu.WORTH = 1
+def attend():
+    layer = states.layer(heads=4, heads_q=8)
+    for _ in range(20):
+        qkv = states.random_qkv(layer, 600)
+        states.feed(states.new_sequence(states.layout(layer)), {0: qkv}, [500, 100], attend=backend.choose("cpu").result().attend)
+thread = threading.Thread(target=attend)
+thread.start()
+x, w = mx.random.normal((64, 512)), mx.random.normal((2048, 512))
+n = 0
+while thread.is_alive():
+    mx.save("/dev/null", x @ w.T) if n % 2 else mx.eval(x @ w.T)
+    n += 1
+print(n)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) > 0

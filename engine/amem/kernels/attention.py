@@ -8,9 +8,14 @@ lie in runs (restores, forks).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numba as nb
 import numpy as np
+import numpy.typing as npt
 
+from amem.kernels import team
 from amem.kernels.exponential import exp_below_zero, exponentials, greatest
 from amem.kernels.rows import hide_before, score_own, score_stored, weigh, weigh_first, weigh_own, weigh_stored
 from amem.kernels.tiles import (
@@ -24,6 +29,7 @@ from amem.kernels.tiles import (
     transpose,
     value_tile,
 )
+from amem.kernels.vectors import pointer
 
 ROW_BLOCK = 64  #: query rows that share an unpacked tile: a whole multiple of `vectors.ROWS`
 
@@ -147,15 +153,8 @@ def _sums(
     weigh(False, stored, 4 * width, count, dim, unmix.ctypes.data, width, total, 4 * width)
 
 
-@nb.njit(
-    "void(f4[:,:,::1], f4[:,:,::1], f4[:,:,::1], i8[:,::1], i8[::1], i8, i8, i8, i8, f4[:,:,::1], f4[:,:,::1],"
-    " f4[:,:,::1], f4[:,:,::1], i8, i8, i8, i8, i8, i8, f4[::1], f4[:,::1], i8, i8)",
-    nogil=True,
-    cache=True,
-    error_model="numpy",
-    fastmath={"contract"},
-)
-def attend(
+@compiled
+def _attend(
     q: Floats,
     q_stored: Floats,
     out: Floats,
@@ -180,38 +179,7 @@ def attend(
     part: int,
     n_parts: int,
 ) -> None:
-    """Attention of one layer and sequence, or one part of it.
-
-    Parameters
-    ----------
-    q, q_stored, out
-        Scaled queries ``[H, R, Dk]``, the same with dims in the order of stored keys, and the outputs ``[H, R, Dv]``;
-        row r stands at ``start + r % length``.
-    runs, sizes
-        Of each run of stored groups ``[2 + 6]``: the first one's number in the sequence, ascending, how many there
-        are, and the addresses of their parts (codes, scales, biases of K, then of V; plain numbers take the first of
-        each three). And how many bytes of each part a group takes ``[6]``.
-    kind, bits, dtype, units
-        How the parts are stored: `tiles.n_units` says the last; no bits for plain numbers.
-    k_first, v_first
-        The exact first tokens ``[H, n, D]``, n = 0 without.
-    k_own, v_own
-        The exact tokens ``[H, E, D]`` from position ``own_start``, where a group begins, on.
-    start, length
-        Position of the first query, and how many there are.
-    k_scales, v_scales
-        Scales of one token's keys, if they are kept per token, and of its values.
-    window
-        Tokens that a query sees, itself included; 0 for all.
-    sinks
-        A logit for each query head, -inf for none.
-    unmix
-        ``[Dv, Dv]``: from the order and rotation of stored values to the model's; both Dv whole multiples of 64, zeros
-        beyond.
-    part, n_parts
-        Which of the blocks of up to 64 rows of one head are computed: every ``n_parts``-th from ``part`` on. Parts may
-        run at the same time, and each gives all bits of its own rows.
-    """
+    """Every ``n_parts``-th block of up to 64 rows of one head, from ``part`` on; for the rest see `attend`."""
     heads, n_rows, k_dim = q.shape
     v_dim, width = v_own.shape[2], len(unmix)
     parts, groups = table(runs, sizes)
@@ -284,3 +252,81 @@ def attend(
         for i in range(count):
             for d in range(v_dim):
                 out[head, at + i, d] = sums[0, i, d] * factors[i]
+
+
+#: What is given to the parts, each in 64 bits: the addresses of the arrays of `attend`, its numbers, and sizes.
+_Q, _Q_STORED, _OUT, _RUNS, _SIZES, _K_FIRST, _V_FIRST, _K_OWN, _V_OWN, _SINKS, _UNMIX = range(11)
+_KIND, _BITS, _DTYPE, _UNITS, _OWN_START, _START, _LENGTH, _K_SCALES, _V_SCALES, _WINDOW = range(11, 21)
+_HEADS, _ROWS, _K_DIM, _V_DIM, _WIDTH, _N_RUNS, _N_FIRST, _N_OWN, _N_SINKS = range(21, 30)
+_N_GIVEN = 30
+
+
+def _part(arguments, part, n_parts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    a = nb.carray(pointer(arguments), (_N_GIVEN,), np.int64)
+    heads, k_dim, v_dim = a[_HEADS], a[_K_DIM], a[_V_DIM]
+    _attend(
+        nb.carray(pointer(a[_Q]), (heads, a[_ROWS], k_dim), np.float32),
+        nb.carray(pointer(a[_Q_STORED]), (heads, a[_ROWS], k_dim), np.float32),
+        nb.carray(pointer(a[_OUT]), (heads, a[_ROWS], v_dim), np.float32),
+        nb.carray(pointer(a[_RUNS]), (a[_N_RUNS], 8), np.int64),
+        nb.carray(pointer(a[_SIZES]), (6,), np.int64),
+        a[_KIND],
+        a[_BITS],
+        a[_DTYPE],
+        a[_UNITS],
+        nb.carray(pointer(a[_K_FIRST]), (heads, a[_N_FIRST], k_dim), np.float32),
+        nb.carray(pointer(a[_V_FIRST]), (heads, a[_N_FIRST], v_dim), np.float32),
+        nb.carray(pointer(a[_K_OWN]), (heads, a[_N_OWN], k_dim), np.float32),
+        nb.carray(pointer(a[_V_OWN]), (heads, a[_N_OWN], v_dim), np.float32),
+        a[_OWN_START],
+        a[_START],
+        a[_LENGTH],
+        a[_K_SCALES],
+        a[_V_SCALES],
+        a[_WINDOW],
+        nb.carray(pointer(a[_SINKS]), (a[_N_SINKS],), np.float32),
+        nb.carray(pointer(a[_UNMIX]), (a[_WIDTH], a[_WIDTH]), np.float32),
+        part,
+        n_parts,
+    )
+
+
+_part_function = nb.cfunc(team.PART, nopython=True, cache=True)(_part)
+
+
+def attend(arrays: Sequence[npt.NDArray[Any]], numbers: Sequence[int], n_parts: int) -> None:
+    """Attention of one layer and sequence. A row gets the same bits in any number of parts.
+
+    Parameters
+    ----------
+    arrays
+        Contiguous, float32 or int64: q, q_stored, out, runs, sizes, k_first, v_first, k_own, v_own, sinks, unmix.
+
+        q, q_stored, out: scaled queries ``[H, R, Dk]``, the same with dims in the order of stored keys, and the outputs
+        ``[H, R, Dv]``; row r stands at ``start + r % length``.
+
+        runs, sizes: of each run of stored groups ``[2 + 6]`` the first one's number in the sequence, ascending, how
+        many there are, and the addresses of their parts (codes, scales, biases of K, then of V; plain numbers take the
+        first of each three). And how many bytes of each part a group takes ``[6]``.
+
+        k_first, v_first: the exact first tokens ``[H, n, D]``, n = 0 without. k_own, v_own: the exact tokens
+        ``[H, E, D]`` from position ``own_start``, where a group begins, on.
+
+        sinks: a logit for each query head, -inf for none.
+
+        unmix ``[Dv, Dv]``: from the order and rotation of stored values to the model's; both Dv whole multiples of 64,
+        zeros beyond.
+    numbers
+        kind, bits, dtype and units say how the parts are stored (`tiles.n_units` says the last; no bits for plain
+        numbers). own_start, start and length: the position of the first exact token and of the first query, and how
+        many queries there are. k_scales, v_scales: scales of one token's keys, if they are kept per token, and of its
+        values. window: tokens that a query sees, itself included; 0 for all.
+    n_parts
+        Among how many parts, each for a thread, blocks of up to 64 rows of one head are divided.
+    """
+    q, out, k_first, k_own = arrays[_Q], arrays[_OUT], arrays[_K_FIRST], arrays[_K_OWN]
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    sizes = (*q.shape, out.shape[2], len(arrays[_UNMIX]), len(arrays[_RUNS]))
+    tokens = (k_first.shape[1], k_own.shape[1], len(arrays[_SINKS]))
+    given = np.array([*addresses, *numbers, *sizes, *tokens], np.int64)
+    team.run_parts(_part_function.address, given, n_parts)

@@ -268,7 +268,7 @@ def compiled_sgemm(library: int, *, divided: bool) -> int:
         if order != _ROW_MAJOR or trans_a != _NO_TRANSPOSE or trans_b != _TRANSPOSE:
             _library_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
             return
-        given = np.empty(_N_ARGUMENTS, np.int64)
+        given = np.empty(_N_ARGUMENTS + COLUMNS, np.int64)
         given[_M], given[_N], given[_K] = m, n, k
         given[_A], given[_LDA], given[_B], given[_LDB], given[_C], given[_LDC] = a, lda, b, ldb, c, ldc
         put(given.ctypes.data + 8 * _ALPHA, alpha)
@@ -281,9 +281,9 @@ def compiled_sgemm(library: int, *, divided: bool) -> int:
             _few(given)
         elif m <= MOST_FLOATS:
             slots[SLOTS, 1] += 1
-            entry = np.zeros(COLUMNS, np.int64)
-            entry[_MATRIX] = b
-            given[_ENTRY] = entry.ctypes.data
+            given[_N_ARGUMENTS:] = 0
+            given[_N_ARGUMENTS + _MATRIX] = b
+            given[_ENTRY] = given.ctypes.data + 8 * _N_ARGUMENTS  # in the same memory, which is kept until it is used
             _few(given)
         else:
             _by_library(given)

@@ -131,6 +131,12 @@ def run(function: int, arguments: int, n_parts: int) -> None:
     _sem_post(team + 8 * _WORK)
 
 
+@nb.njit("void(i8, i8[::1], i8)", nogil=True, cache=True)
+def run_parts(function: int, arguments: npt.NDArray[np.int64], n_parts: int) -> None:
+    """The same for callers in Python, who let go of the interpreter meanwhile."""
+    run(function, arguments.ctypes.data, n_parts)
+
+
 def n_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

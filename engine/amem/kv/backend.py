@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.errors import InputError
+from amem.kernels import can_compile
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
 from amem.kv.codec import Codec
@@ -76,8 +76,8 @@ def choose(name: str) -> Future[Backend]:
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     if name == "cpu" and not on_cpu:
         raise InputError("attention 'cpu' reads what MLX computed on the CPU, and it computes on a GPU: choose auto.")
-    if name == "cpu" and importlib.util.find_spec("numba") is None:
-        raise InputError(f"attention 'cpu' needs numba: {_REMEDY}, or choose auto.")
+    if name == "cpu" and not can_compile():
+        raise InputError(f"attention 'cpu' needs numba, not disabled by NUMBA_DISABLE_JIT: {_REMEDY}, or choose auto.")
     future: Future[Backend] = Future()
     if name == "reference" or not on_cpu or (name == "auto" and sys.platform != "linux"):
         future.set_result(REFERENCE)
@@ -89,8 +89,8 @@ def choose(name: str) -> Future[Backend]:
 
 
 def _compiled() -> Backend:
-    if importlib.util.find_spec("numba") is None:
-        warning = f"Attention is several times slower on the CPU without numba: {_REMEDY}."
+    if not can_compile():
+        warning = f"Attention is several times slower on the CPU without numba (or with NUMBA_DISABLE_JIT): {_REMEDY}."
         return Backend("reference", reference.attend, warning=warning)
     try:
         from amem.kernels import decoder  # noqa: F401  # to be compiled now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.kernels import attention as kernels
-from amem.kernels import cores, tiles
 from amem.kernels import gate as gates
+from amem.kernels import team, tiles
 from amem.kernels.vectors import WIDTH
 from amem.kv.attention import LayerView, Stretch
 from amem.kv.codec import GROUP, Codec, Parts
@@ -30,7 +30,13 @@ _KINDS = {
 }
 Floats = npt.NDArray[np.float32]
 _DTYPES = {mx.float16: tiles.FLOAT16, mx.bfloat16: tiles.BFLOAT16, mx.float32: tiles.FLOAT32}
+WORTH = 1_000_000  #: multiplications that are worth a thread
 _QUANTIZED, _PLAIN = ("k.codes", "k.scales", "k.biases", "v.codes", "v.scales", "v.biases"), ("k", "v")
+
+
+def n_threads() -> int:
+    """How many threads may compute attention; they are started, if need be."""
+    return team.start() + 1
 
 
 def attend(
@@ -94,32 +100,22 @@ def _attend(
     dtype, k_scales, v_scales, sizes = _form(stretches[0].parts, names) if stretches else (tiles.FLOAT32, 1, 1, _NONE)
     kept: list[npt.NDArray[Any]] = []
     runs = [(s.start // GROUP, s.n_tokens // GROUP, *_addresses(s, names, kept)) for s in stretches]
-    given = (
+    arrays = (
         rows,
         rows if kind != tiles.TOKEN else np.take(rows, _unpacked_order(k_dim, k_scales, bits), axis=-1),
         out,
         np.array(runs, np.int64).reshape(-1, 8),
         sizes,
-        kind,
-        bits,
-        dtype,
-        tiles.n_units(kind, bits),
-        *(np.ascontiguousarray(array) for array in first or none),
-        *(np.ascontiguousarray(array) for array in exact),
-        view.exact_start,
-        start,
-        length,
-        k_scales,
-        v_scales,
-        view.window or 0,
+        *(np.ascontiguousarray(array) for array in (*(first or none), *exact)),
         logits,
         _unmix(codec, v_dim, v_scales, bits),  # type: ignore[arg-type]  # a codec is hashable, as every plain object
     )
+    units, window = tiles.n_units(kind, bits), view.window or 0
+    numbers = (kind, bits, dtype, units, view.exact_start, start, length, k_scales, v_scales, window)
     n_keys = sum(stretch.n_tokens for stretch in stretches) + GROUP
     n_blocks = heads * -(-rows.shape[1] // kernels.ROW_BLOCK)
-    cores.share(
-        partial(kernels.attend, *given), work=rows.shape[0] * rows.shape[1] * n_keys * (k_dim + v_dim), most=n_blocks
-    )
+    work = rows.shape[0] * rows.shape[1] * n_keys * (k_dim + v_dim)
+    kernels.attend(arrays, numbers, max(1, min(n_threads(), n_blocks, work // WORTH)))
     del kept  # until here: the kernel reads them by their addresses
     return out.reshape(heads_q, length, v_dim)
 

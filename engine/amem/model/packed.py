@@ -7,7 +7,6 @@ result beyond the order of its sums.
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import weakref
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from amem.kernels import can_compile
 from amem.model import blas
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PackedMatrix:
 
 def prepare() -> Future[ModuleType | None] | None:
     """Compile, or read from the disk, the products in a thread; None where they cannot be had."""
-    if blas.library_address() is None or importlib.util.find_spec("numba") is None:
+    if blas.library_address() is None or not can_compile():
         return None
     pool = ThreadPoolExecutor(1, "amem-compile")
     future = pool.submit(_compiled)
