@@ -94,7 +94,7 @@ def made_by(where: Mapping[str, Environment]) -> dict[str, dict[str, str]]:
     """What decides the prepared files of each kind of peer: versions, and a hash of the sources that write them."""
     of_amem = Path(str(importlib.util.find_spec("amem").origin)).parent  # type: ignore[union-attr]
     of_peers = Path(__file__).parent
-    amem = [file for room in ("kv", "model", "store") for file in sorted((of_amem / room).rglob("*.py"))]
+    amem = [*sorted((of_amem / "store").rglob("*.py")), of_amem / "kv" / "codec.py"]  # the form of what is stored
     sources = {"transformers": [of_peers / "peer_transformers.py"], "amem": [*amem, of_peers / "peer_turns.py"]}
     return {
         kind: {
