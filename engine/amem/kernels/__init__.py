@@ -10,9 +10,12 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 _KEPT_OF = "kept-of.sha256"
+T = TypeVar("T")
 
 
 def forget_what_others_compiled(folder: Path) -> int:
@@ -29,13 +32,31 @@ def forget_what_others_compiled(folder: Path) -> int:
         mark = kept / _KEPT_OF
         if mark.exists() and mark.read_text(encoding="ascii") == digest:
             return 0
-        for pattern in ("*.nbi", "*.nbc"):
-            for file in kept.glob(pattern):
-                file.unlink(missing_ok=True)
-                n += 1
+        n = forget(folder)
         kept.mkdir(exist_ok=True)
         mark.write_text(digest, encoding="ascii")
     return n
+
+
+def forget(folder: Path = Path(__file__).parent) -> int:
+    """Delete all compiled kernels of a folder, which may be damaged; how many files."""
+    n = 0
+    with contextlib.suppress(OSError):
+        for pattern in ("*.nbi", "*.nbc"):
+            for file in (folder / "__pycache__").glob(pattern):
+                file.unlink(missing_ok=True)
+                n += 1
+    return n
+
+
+def compiled(load: Callable[[], T]) -> T:
+    """What ``load`` imports and compiles; once more without what was kept, if that cannot be read."""
+    try:
+        return load()
+    except Exception:
+        if not forget():
+            raise
+        return load()
 
 
 def can_compile() -> bool:

@@ -40,7 +40,7 @@ _WORDS = 24
 
 #: Numba reads it by its address, so that what was compiled can be kept on disk.
 _state: npt.NDArray[np.int64] = np.zeros((MOST_WORKERS + 1, _WORDS), np.int64)
-_starting = threading.Lock()
+_starting, _started = threading.Lock(), threading.Event()
 binding.add_symbol(_TEAM, _state.ctypes.data)
 
 _compiled = nb.njit(nogil=True, cache=True, error_model="numpy")
@@ -77,7 +77,7 @@ def _await(semaphore: int, looks: int) -> bool:
     return False
 
 
-@_compiled
+@nb.njit("void(i8)", nogil=True, cache=True, error_model="numpy")  # now: a worker that cannot be compiled never comes
 def _serve(at: int) -> None:
     """The life of a worker whose words are at an address."""
     words = nb.carray(pointer(at), (_WORDS,), np.int64)
@@ -144,21 +144,27 @@ def n_cores() -> int:
 
 def start() -> int:
     """Start a worker for each core but one, once in a process; how many there are."""
-    n_workers = int(_state[0, _N_WORKERS])
-    if n_workers:
-        return n_workers
-    with _starting:
-        if _state[0, _N_WORKERS]:
-            return int(_state[0, _N_WORKERS])
-        n_workers = min(n_cores() - 1, MOST_WORKERS)
-        libc = ctypes.CDLL(None)
-        address, stride = _state.ctypes.data, _state.strides[0]
-        libc.sem_init(ctypes.c_void_p(address + 8 * _WORK), 0, 1)
-        for worker in range(1, n_workers + 1):
-            at = address + worker * stride
-            for semaphore in (_WORK, _DONE):
-                libc.sem_init(ctypes.c_void_p(at + 8 * semaphore), 0, 0)
-            # they wait for the end of the process, without the interpreter's lock
-            threading.Thread(target=_serve, args=(at,), name=f"amem-team-{worker}", daemon=True).start()
-        _state[0, _N_WORKERS] = n_workers
-        return n_workers
+    if not _started.is_set():
+        with _starting:
+            if not _started.is_set():
+                _state[0, _N_WORKERS] = _start(min(n_cores() - 1, MOST_WORKERS))
+                _started.set()
+    return int(_state[0, _N_WORKERS])
+
+
+def _start(n_workers: int) -> int:
+    """How many of the workers the system lets us have."""
+    libc = ctypes.CDLL(None)
+    address, stride = _state.ctypes.data, _state.strides[0]
+    libc.sem_init(ctypes.c_void_p(address + 8 * _WORK), 0, 1)
+    for worker in range(1, n_workers + 1):
+        at = address + worker * stride
+        for semaphore in (_WORK, _DONE):
+            libc.sem_init(ctypes.c_void_p(at + 8 * semaphore), 0, 0)
+        # they wait for the end of the process, without the interpreter's lock
+        thread = threading.Thread(target=_serve, args=(at,), name=f"amem-team-{worker}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads are allowed
+            return worker - 1
+    return n_workers

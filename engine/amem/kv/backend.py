@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.errors import InputError
-from amem.kernels import can_compile
+from amem.kernels import can_compile, compiled
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
 from amem.kv.codec import Codec
@@ -64,7 +64,7 @@ REFERENCE = Backend("reference", reference.attend)
 def choose(name: str) -> Future[Backend]:
     """The backend of this name; "auto" is the one that suits this machine. It is got ready in a thread.
 
-    The first time on a machine the kernels are compiled, which takes about ten seconds; later they are read from
+    The first time on a machine the kernels are compiled, which takes some twenty seconds; later they are read from
     numba's cache beside their source.
 
     Raises
@@ -93,9 +93,14 @@ def _compiled() -> Backend:
         warning = f"Attention is several times slower on the CPU without numba (or with NUMBA_DISABLE_JIT): {_REMEDY}."
         return Backend("reference", reference.attend, warning=warning)
     try:
-        from amem.kernels import decoder  # noqa: F401  # to be compiled now
-        from amem.kv.cpu import attend, attend_row, join, swiglu
+        return compiled(_kernels)
     except Exception as error:  # noqa: BLE001  # whatever numba does not like here, the reference computes the same
         warning = f"The CPU's attention kernels could not be compiled ({error}); attention is several times slower."
         return Backend("reference", reference.attend, warning=warning)
+
+
+def _kernels() -> Backend:
+    from amem.kernels import decoder  # noqa: F401  # to be compiled now
+    from amem.kv.cpu import attend, attend_row, join, swiglu
+
     return Backend("cpu", attend, swiglu, Evaluated(attend_row, join))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from amem.kernels import can_compile
+from amem.kernels import can_compile, compiled
 from amem.model import blas
 
 if TYPE_CHECKING:
@@ -52,17 +52,21 @@ def prepare() -> Future[ModuleType | None] | None:
 
 
 def _compiled() -> ModuleType | None:
-    library = blas.library_address()
-    assert library is not None
     with _lock:
         try:
-            from amem.kernels import product, team
-
-            team.start()
-            # a library that keeps its own threads would only be in their way
-            blas.send_rows(product.compiled_sgemm(library, divided=blas.can_set_threads()))
+            return compiled(_products)
         except Exception:  # noqa: BLE001  # whatever numba does not like here, the library computes the same
             return None
+
+
+def _products() -> ModuleType:
+    from amem.kernels import product, team
+
+    library = blas.library_address()
+    assert library is not None
+    team.start()
+    # a library that keeps its own threads would only be in their way
+    blas.send_rows(product.compiled_sgemm(library, divided=blas.can_set_threads()))
     return product
 
 
