@@ -62,6 +62,7 @@ def measure(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
         samples: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
         for _ in range(repeats + 1):
             for key, call in calls.items():
+                call()  # wakes the threads up, as a layer's products do before its attention
                 samples[key].append(call() * 1e3)
         for (name, codec), (_, *found) in samples.items():  # the first call allocates
             rows.append({"backend": name, "codec": codec, "tokens": n_tokens, "ms": median(found), "samples": found})
