@@ -44,7 +44,7 @@ lab: $(STAMP)  ## JupyterLab on the quickstart notebook
 notebooks: $(STAMP)  ## run the lessons and workflows anew, and keep their outputs
 	$(BIN)/python notebooks/execute.py $(sort $(wildcard notebooks/*/*.ipynb))
 
-bench: $(STAMP)  ## measure, and write the numbers that README quotes
+bench: $(STAMP)  ## measure what takes minutes, and write the numbers that README quotes
 	$(BIN)/python -m benchmarks
 
 figures: $(STAMP)  ## make the tables and figures of README and docs/ anew from the results that are there

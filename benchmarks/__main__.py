@@ -1,4 +1,7 @@
-"""Every benchmark, one after the other, with its default options; each writes a file under `results`."""
+"""The benchmarks that take minutes, one after the other, with their default options; each writes a result file.
+
+`fidelity`, `needle` and `soak` take hours, and are run by name.
+"""
 
 import subprocess
 import sys
@@ -15,7 +18,8 @@ NAMES = (
     "memory",
     "peers",
 )
-ON_LINUX = {"restore", "memory"}  #: they drop files from its page cache, or read how much of a process is in memory
+#: They drop files from Linux's page cache, read how much of a process is in memory, or time the kernels for its CPU.
+ON_LINUX = {"restore", "memory", "overlap", "attention"}
 
 for name in NAMES:
     if name in ON_LINUX and sys.platform != "linux":

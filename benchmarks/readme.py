@@ -91,7 +91,7 @@ def _measured() -> str:
 
 The bundled model on {machine["cores"]} cores ({machine["processor"]}, a shared virtual machine), Python {machine["python"]}, MLX {machine["versions"]["mlx"]}, {machine["date"][:10]}
 (`benchmarks/results/next_turn.json`): one sample of each first message, medians of {len(result["rows"][0]["restored"])} next turns of {message} tokens, at a
-load average of {machine["load_average"][0]:.0f}. Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s (slower the longer the message), decoding at {min(decode):.1f} to {max(decode):.1f}.
+load average of {machine["load_average"][0]:.0f}. Prefill ran at {min(prefill):.0f} to {max(prefill):.0f} tokens/s, decoding at {min(decode):.1f} to {max(decode):.1f}.
 """
 
 
@@ -210,8 +210,8 @@ room to grow, and the open group, which is exact. It keeps to its budget by this
 |---|---|---|---|---|
 {chr(10).join(lines)}
 
-Then all {n + 1} were evicted, and restored from disk. What MLX frees may stay with the C library's allocator, so that the
-process does not shrink, and may be used again or not:
+Then all {n + 1} were evicted, and restored from disk. An eviction that is asked for gives what MLX
+frees back to the system, as far as the C library can:
 
 | codec | evicted: MLX freed | the process shrank by | restored: the engine counts | the process grew by |
 |---|---|---|---|---|

@@ -39,8 +39,7 @@ _MATRIX, _ROWS, _COLUMNS, BITS, _CODES, _SCALES, _BIASES = range(COLUMNS)
 #: addresses of what computes a part of a product here and of what lets the library compute one, and whether the
 #: library's products are divided at all.
 _FEW_PART, _LIBRARY_PART, _DIVIDED = 2, 3, 4
-#: Rows up to which a product is computed here: with more of them the library is faster, as it uses all cores. Called in
-#: a loop it wins from eight on; between the other operations of a decode step its threads must be woken each time.
+#: Rows up to which a product is computed here: with more of them the library is faster.
 MOST_PACKED, MOST_FLOATS = 12, 4
 AT_ONCE = 4  #: rows for which the codes are read once
 BLOCK_WORDS = 8  #: a row's words are a whole multiple of this

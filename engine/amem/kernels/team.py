@@ -1,7 +1,7 @@
-"""A team of threads that compute the parts of one product, for callers that are no Python: a BLAS function, say.
+"""A team of threads that compute the parts of a product or of attention, for callers that are no Python, too.
 
 Parts of less than a millisecond are worth dividing only if handing over costs little, and a thread that sleeps takes
-some 50 microseconds to wake up. So a worker looks for its next part for about that long before it sleeps, and so does
+some 50 microseconds to wake up. So a worker looks for its next part for longer than that before it sleeps, and so does
 who waits for the parts. Not longer: threads that wait by spinning, as OpenBLAS's do, cost a whole time slice for each
 product where another process wants the core (measured: a prompt twenty times slower). Where a worker was waited for in
 vain, the next products are computed by the calling thread alone: all parts, one after the other, so no bit of them
