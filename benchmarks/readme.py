@@ -328,15 +328,17 @@ def _fidelity_in_short() -> str:
     lines = [
         f"| {_NAMES.get(form, f'`{form}`')} | {result['bytes'][form]['effective_4k']:.3f} | "
         f"{first['forms'][form]['perplexity_change']:+.2%} | {first['forms'][form]['kl']:#.2g} | "
-        f"{first['forms'][form]['top1_agreement']:.1%} |"
+        f"{first['forms'][form]['top1_agreement']:.1%} | {first['forms'][form]['documents']} |"
         for form in ("q8", "q4", "q3", "q2", "paper")
     ]
     return f"""Against full precision on the bundled model, {name} (`benchmarks/results/fidelity.json`, {result["machine"]["date"][:10]}). Bytes are those
 of an agent of 4096 tokens, as a part of FP16; KL in nats a token. [With intervals, longer texts and code](docs/measurements.md).
 
-| codec | bytes | perplexity | KL | same likeliest token |
-|---|---|---|---|---|
+| codec | bytes | perplexity | KL | same likeliest token | documents |
+|---|---|---|---|---|---|
 {chr(10).join(lines)}
+
+![Bytes against KL from full precision: our codecs from 2 to 16 bits, and the paper's](docs/images/fidelity.svg)
 """
 
 
