@@ -55,11 +55,11 @@ class _Chain:
             yield self._mark(text[start : start + PIECE])
         rest = text[len(text) // PIECE * PIECE :]
         if rest or ended:
-            yield self._mark(f"{rest}\0end")
+            yield self._mark(rest, "\0end")
 
-    def _mark(self, piece: str) -> Mark:
-        self._digest = self._after(piece)
-        self._n_chars += len(piece.removesuffix("\0end"))
+    def _mark(self, piece: str, ending: str = "") -> Mark:
+        self._digest = self._after(piece + ending)
+        self._n_chars += len(piece)
         return Mark(self._digest, self._n_chars)
 
     def _after(self, text: str) -> bytes:
