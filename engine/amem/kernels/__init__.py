@@ -49,7 +49,7 @@ def forget(folder: Path = Path(__file__).parent) -> int:
     return n
 
 
-def compiled(load: Callable[[], T]) -> T:
+def read_or_compile(load: Callable[[], T]) -> T:
     """What ``load`` imports and compiles; once more without what was kept, if that cannot be read."""
     try:
         return load()

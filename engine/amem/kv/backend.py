@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem.errors import InputError
-from amem.kernels import can_compile, compiled
+from amem.kernels import can_compile, read_or_compile
 from amem.kv import attention as reference
 from amem.kv.attention import LayerView
 from amem.kv.codec import Codec
@@ -33,8 +33,8 @@ class Attend(Protocol):
     ) -> mx.array: ...
 
 
-class AttendRow(Protocol):
-    """See `amem.kv.cpu.attend_row`."""
+class AttendEvaluated(Protocol):
+    """See `amem.kv.cpu.attend_evaluated`."""
 
     def __call__(self, q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats: ...
 
@@ -43,7 +43,7 @@ class AttendRow(Protocol):
 class Evaluated:
     """How a layer that computes its tokens by kernels stores and attends to them, in the thread that it runs in."""
 
-    attend: AttendRow
+    attend: AttendEvaluated
     join: Join
 
 
@@ -93,7 +93,7 @@ def _compiled() -> Backend:
         warning = f"Attention is several times slower on the CPU without numba (or with NUMBA_DISABLE_JIT): {_REMEDY}."
         return Backend("reference", reference.attend, warning=warning)
     try:
-        return compiled(_kernels)
+        return read_or_compile(_kernels)
     except Exception as error:  # noqa: BLE001  # whatever numba does not like here, the reference computes the same
         warning = f"The CPU's attention kernels could not be compiled ({error}); attention is several times slower."
         return Backend("reference", reference.attend, warning=warning)
@@ -101,6 +101,6 @@ def _compiled() -> Backend:
 
 def _kernels() -> Backend:
     from amem.kernels import decoder  # noqa: F401  # to be compiled now
-    from amem.kv.cpu import attend, attend_row, join, swiglu
+    from amem.kv.cpu import attend, attend_evaluated, join, swiglu
 
-    return Backend("cpu", attend, swiglu, Evaluated(attend_row, join))
+    return Backend("cpu", attend, swiglu, Evaluated(attend_evaluated, join))

@@ -49,8 +49,7 @@ def attend(
     """
     exact = [q, view.k_exact, view.v_exact, *(view.first or ()), *(() if sinks is None else (sinks,))]
     exact = [array if array.dtype == mx.float32 else array.astype(mx.float32) for array in exact]
-    names = _QUANTIZED if _KINDS[codec.name.removesuffix(WIDE)][1] else _PLAIN
-    mx.eval(exact, [stretch.parts[name] for stretch in view.stretches if not stretch.addresses for name in names])
+    mx.eval(exact, _new_parts(view))
     buffers = [np.asarray(array) for array in exact]
     first = (buffers[3], buffers[4]) if view.first is not None else None
     logits = None if sinks is None else buffers[-1]
@@ -59,17 +58,20 @@ def attend(
     return result if q.dtype == mx.float32 else result.astype(q.dtype)
 
 
-def attend_row(q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats:
+def attend_evaluated(q: Floats, view: LayerView, *, start: int, scale: float, codec: Codec) -> Floats:
     """The same for ``q [Hq, L, Dk]`` and a view whose exact tokens are float32.
 
     It waits for no other thread, which for a single token takes as long as its attention.
     """
-    names = _QUANTIZED if _KINDS[codec.name.removesuffix(WIDE)][1] else _PLAIN
-    new = [stretch.parts[name] for stretch in view.stretches if not stretch.addresses for name in names]
-    mx.eval(view.k_exact, view.v_exact, view.first or (), new)  # nothing of it is left to do in most steps
+    mx.eval(view.k_exact, view.v_exact, view.first or (), _new_parts(view))  # in most steps nothing is left to do
     exact = [np.asarray(view.k_exact), np.asarray(view.v_exact)]
     first = None if view.first is None else (np.asarray(view.first[0]), np.asarray(view.first[1]))
     return _attend(q, view, exact, first, None, start=start, scale=scale, codec=codec)
+
+
+def _new_parts(view: LayerView) -> list[mx.array]:
+    """Of the stored groups whose addresses are not known yet."""
+    return [part for stretch in view.stretches if not stretch.addresses for part in stretch.parts.values()]
 
 
 def join(one: mx.array, other: mx.array) -> mx.array:

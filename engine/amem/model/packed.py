@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from amem.kernels import can_compile, compiled
+from amem.kernels import can_compile, read_or_compile
 from amem.model import blas
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def prepare() -> Future[ModuleType | None] | None:
 def _compiled() -> ModuleType | None:
     with _lock:
         try:
-            return compiled(_products)
+            return read_or_compile(_products)
         except Exception:  # noqa: BLE001  # whatever numba does not like here, the library computes the same
             return None
 

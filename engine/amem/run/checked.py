@@ -25,6 +25,9 @@ def checked_spec(
 ) -> ModelCacheSpec:
     """What a model caches, after its attention was seen to be carried exactly.
 
+    The model is made ready for the backend before: its attention is hooked, and the layers that the backend's kernels
+    know are given to them.
+
     Raises
     ------
     UnsupportedModel

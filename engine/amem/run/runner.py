@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from greenlet import greenlet
 
-from amem.kv.backend import REFERENCE, Backend, Floats
+from amem.kv.backend import REFERENCE, Backend
 from amem.kv.cache import BatchQuantizedKVCache
 from amem.kv.sequence import SequenceState
 from amem.model import blas
@@ -74,19 +74,16 @@ class Runner:
         """
 
         def compute(pause: Callable[[], None]) -> None:
-            def attend(*args: Any, **options: Any) -> mx.array:
-                out = self._attention(*args, **options)
-                pause()  # an attention that evaluates its arrays has computed all layers up to here
-                return out
+            def pausing(attend: Callable[..., Any]) -> Callable[..., Any]:
+                def attend_and_pause(*args: Any, **options: Any) -> Any:
+                    out = attend(*args, **options)
+                    pause()  # an attention that evaluates its arrays has computed all layers up to here
+                    return out
 
-            def attend_row(*args: Any, **options: Any) -> Floats:
-                assert self._evaluated is not None
-                found = self._evaluated.attend(*args, **options)
-                pause()
-                return found
+                return attend_and_pause
 
-            evaluated = self._evaluated and replace(self._evaluated, attend=attend_row)
-            cache = BatchQuantizedKVCache([sequence], self._template, attend, evaluated)
+            evaluated = self._evaluated and replace(self._evaluated, attend=pausing(self._evaluated.attend))
+            cache = BatchQuantizedKVCache([sequence], self._template, pausing(self._attention), evaluated)
             with gated(self._gate):
                 self._model(mx.array([list(token_ids)]), cache=cache.layers)
             for array in cache.end(len(token_ids)):
